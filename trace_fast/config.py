@@ -1,0 +1,49 @@
+"""Settings, with the paper's values as defaults (METHOD: Hyperparameters). Unknown keys are refused.
+
+Environment variables that change behaviour: none.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Alias = Literal["max", "mean", "logsumexp"]
+DType = Literal["float32", "bfloat16", "float16"]
+CreditForm = Literal["log_ratio", "raw", "linear"]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class CreditConfig(_Settings):
+    """Turn credit, Eqs. 6-10.
+
+    ``gap_offset`` is the paper's epsilon, ``terminal_scale`` its lambda_term, ``horizon`` its K (0 switches the
+    dense backup off), ``discount`` its gamma_td. ``secured_threshold`` (nats) names a state secured when its mean
+    log-probability reaches it; it changes no credit.
+    """
+
+    horizon: int = Field(3, ge=0)
+    discount: float = Field(0.8, gt=0, le=1)
+    gap_offset: float = Field(0.1, gt=0)
+    terminal_scale: float = Field(2.0, ge=0)
+    form: CreditForm = "log_ratio"
+    normalize_window: bool = True
+    std: Literal["population", "sample"] = "population"
+    secured_threshold: float = Field(-0.3, le=0)
+
+
+class AdvantageConfig(_Settings):
+    """Per-token advantages, Eq. 11 and the answer-tail rule of A.1.
+
+    ``answer_tail``: ``group_mean`` weighs an answer token by scale x mean answer length of the group / own answer
+    length, ``constant`` by scale, ``off`` by 0.
+    """
+
+    alpha_out: float = Field(1.0, ge=0)
+    alpha_turn: float = Field(0.2, ge=0)
+    answer_tail: Literal["group_mean", "constant", "off"] = "group_mean"
+    answer_tail_scale: float = Field(0.05, ge=0)
