@@ -1,0 +1,127 @@
+"""prefix_attention: causal attention of packed rows over lists of ancestor key ranges.
+
+``plan = plan_attention(spans, backend)`` once a pack, then, in every layer,
+``prefix_attention(query_NHD, key_NKD, value_NKD, plan, ...) -> out_NHD``.
+
+Row n of span p attends to the key rows of ``spans.ancestors(p)`` and to its own span up to itself: exactly the
+tokens before it in its own rollout. Rows in no span give zeros.
+
+    scores = softcap(scale * q k^T), hidden keys removed;  p = softmax(scores, sink);  out = p v
+
+Shapes: N rows, H query heads, K key/value heads (H a multiple of K; head h uses K/V head h // (H/K)), D head
+dim (the value's may differ). ``window`` w lets depth d see depths d-w+1..d. ``softcap`` c applies c*tanh(s/c).
+``sinks`` (H,) are extra logits with no value. Scores, softmax and sums are float32 (float64 for float64 input).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from trace_fast.errors import ConfigError
+from trace_fast.kernels.prefix_attention.reference import ReferencePlan
+from trace_fast.kernels.prefix_attention.torch_impl import TorchPlan
+from trace_fast.layout import SpanRanges
+
+__all__ = ["IMPLEMENTATIONS", "AttentionPlan", "plan_attention", "prefix_attention"]
+
+
+class AttentionPlan(Protocol):
+    """What an implementation worked out on the host for one pack; holds the pack's ``spans``."""
+
+    spans: SpanRanges
+
+    def run(
+        self,
+        query_NHD: torch.Tensor,
+        key_NKD: torch.Tensor,
+        value_NKD: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks_H: torch.Tensor | None,
+    ) -> torch.Tensor: ...
+
+
+IMPLEMENTATIONS: dict[str, type[ReferencePlan] | type[TorchPlan]] = {"reference": ReferencePlan, "torch": TorchPlan}
+
+
+def plan_attention(spans: SpanRanges, backend: str) -> AttentionPlan:
+    """Host-side work of one pack, done once for all its layers.
+
+    Args:
+        spans: host-side visibility (``trace_fast.layout``).
+        backend: ``"reference"`` (eager, autograd) or ``"torch"`` (tiled; a row's result depends on its own tokens
+            only, bit for bit).
+
+    Raises:
+        ConfigError: an unknown backend.
+    """
+    if backend not in IMPLEMENTATIONS:
+        raise ConfigError(f"prefix_attention: expected backend in {sorted(IMPLEMENTATIONS)}, got {backend!r}")
+    return IMPLEMENTATIONS[backend](spans)
+
+
+def prefix_attention(
+    query_NHD: torch.Tensor,
+    key_NKD: torch.Tensor,
+    value_NKD: torch.Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of one layer over a pack.
+
+    Args:
+        query_NHD, key_NKD, value_NKD: float tensors of one dtype on one device, any strides; N >= the rows of the
+            plan's spans (rows beyond are padding and give zeros).
+        plan: from ``plan_attention``.
+        scale: factor on q k^T. window, softcap, sinks_H: see the module; ``None`` is off.
+
+    Returns:
+        ``(N, H, Dv)`` in the query's dtype.
+
+    Raises:
+        ValueError: names the argument, what was expected and what came.
+    """
+    _check(query_NHD, key_NKD, value_NKD, plan.spans, window, softcap, sinks_H)
+    return plan.run(query_NHD, key_NKD, value_NKD, scale=scale, window=window, softcap=softcap, sinks_H=sinks_H)
+
+
+def _check(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    spans: SpanRanges,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    def expect(ok: bool, what: str, expected: str, got: object) -> None:
+        if not ok:
+            raise ConfigError(f"prefix_attention: {what}: expected {expected}, got {got}")
+
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        expect(tensor.ndim == 3, name, "a (rows, heads, head_dim) tensor", f"shape {tuple(tensor.shape)}")
+        expect(tensor.is_floating_point(), name, "a floating-point dtype", tensor.dtype)
+        expect(tensor.dtype == query.dtype, name, f"the query's dtype {query.dtype}", tensor.dtype)
+        expect(tensor.device == query.device, name, f"the query's device {query.device}", tensor.device)
+        expect(len(tensor) == len(query), name, f"{len(query)} rows as the query", len(tensor))
+    expect(len(query) >= spans.n_rows, "query", f"at least the {spans.n_rows} rows of the spans", len(query))
+    expect(key.shape[2] == query.shape[2], "key", f"head_dim {query.shape[2]} as the query", key.shape[2])
+    expect(key.shape[1] == value.shape[1], "value", f"{key.shape[1]} heads as the key", value.shape[1])
+    expect(
+        key.shape[1] > 0 and query.shape[1] % key.shape[1] == 0,
+        "query heads",
+        f"a multiple of the {key.shape[1]} key heads",
+        query.shape[1],
+    )
+    expect(window is None or window >= 1, "window", "None or at least 1", window)
+    expect(softcap is None or softcap > 0, "softcap", "None or a positive number", softcap)
+    if sinks is not None:
+        expect(sinks.shape == query.shape[1:2], "sinks", f"shape ({query.shape[1]},)", f"shape {tuple(sinks.shape)}")

@@ -1,0 +1,156 @@
+"""Turn credit and advantages of TRACE as segmented operations on flat tensors.
+
+All rollouts of a batch lie one behind the other; ``cu_`` tensors hold R+1 int32 offsets, from 0 to the length of what
+they divide. Everything stays on the arguments' device; no gradient flows (credit is a constant of the policy loss).
+Log-probabilities, values and credit are in nats. Results of one rollout do not depend on the rest of the batch, bit for
+bit; outcome advantages and the ``group_mean`` answer weight depend on the rollout's group, as they must.
+
+Suffixes: R rollouts, R1 = R+1, S states of all rollouts, T turns of all rollouts, N tokens of all rollouts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from trace_fast.config import AdvantageConfig, CreditConfig
+from trace_fast.kernels.turn_credit.checks import (
+    check_credit,
+    check_outcome_advantages,
+    check_token_advantages,
+    check_token_turns,
+)
+from trace_fast.kernels.turn_credit.reference import (
+    TurnCreditTensors,
+    outcome_advantages_reference,
+    token_advantages_reference,
+    token_turns_reference,
+    turn_credit_reference,
+)
+
+__all__ = ["TurnCreditTensors", "outcome_advantages", "token_advantages_flat", "token_turns_flat", "turn_credit_flat"]
+
+
+@torch.no_grad()
+def turn_credit_flat(
+    mean_logprobs_S: Tensor,
+    cu_states_R1: Tensor,
+    n_turns_R: Tensor,
+    outcome_advantages_R: Tensor,
+    config: CreditConfig,
+) -> TurnCreditTensors:
+    """Values, one-step credit and K-step turn rewards from the scores of the states (Eqs. 6-10, Algorithm 1).
+
+    With d_k = -mean_logprob_k + ``gap_offset``, k counting within a rollout:
+
+    ========== ================================= ===============================
+    form       delta_k                           V_k
+    ========== ================================= ===============================
+    log_ratio  log(d_k / d_{k+1})                log(d_0 / d_k)
+    raw        l_{k+1} - l_k                     l_k - l_0
+    linear     (l_{k+1} - l_k) / d_k             delta_0 + ... + delta_{k-1}
+    ========== ================================= ===============================
+
+    r_k = c_k + [h = T-1] · ``terminal_scale`` · discount^(T-k) · A_out, where h = min(k+K-1, T-1) and c_k is the
+    discounted sum of delta_k..delta_h, divided by the sum of its discounts unless ``normalize_window`` is off. K = 0:
+    c_k = 0 and h = k, so that only the last turn gets the terminal term. K beyond T ends with the rollout.
+
+    Args:
+        mean_logprobs_S: ``(S,)`` float32 or float64, finite, <= 0.
+        cu_states_R1: ``(R+1,)`` int32; a rollout of T turns has T+1 states (cut off) or T+2 (finished).
+        n_turns_R: ``(R,)`` int32 or int64, T of each rollout; 0 is allowed.
+        outcome_advantages_R: ``(R,)`` dtype of ``mean_logprobs_S``, A_out; 0 leaves the terminal term out.
+        config: ``std`` and ``secured_threshold`` are not used here.
+
+    Raises:
+        TraceFastError: (a ``ValueError``) a wrong dtype, device or length, offsets that do not increase, a number of
+            states that does not fit T, a log-probability that is NaN, infinite or positive; it names the tensor.
+    """
+    n_turns, longest = check_credit(mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R, config)
+    return turn_credit_reference(
+        mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R, config, n_turns, longest
+    )
+
+
+@torch.no_grad()
+def outcome_advantages(
+    rewards_R: Tensor, group_ids_R: Tensor, std: Literal["population", "sample"] = "population"
+) -> Tensor:
+    """A_out = (R - mean) / std over the rollouts of a group (Section 3.3), ``(R,)`` in the dtype of the rewards.
+
+    A group of one, and a group whose rewards are all equal, gets 0. Rewards are equal when the group's largest and
+    smallest differ by at most 8 float32 epsilons (9.5e-7) of its largest magnitude: rewards are sums of a few terms
+    and pass through float32 in trainers and dumps, eight roundings there move them that far, and normalising such a
+    residue would turn rounding into advantages of order 1. No epsilon is added to the std, so population advantages
+    lie within ±sqrt(G-1).
+
+    Args:
+        rewards_R: ``(R,)`` float32 or float64, finite.
+        group_ids_R: ``(R,)`` int32 or int64; equal numbers are one group, in any order.
+        std: ``population`` divides the squares by G (the paper), ``sample`` by G-1.
+
+    Raises:
+        TraceFastError: (a ``ValueError``) a wrong dtype, device or length, a reward that is not finite, another std.
+    """
+    check_outcome_advantages(rewards_R, group_ids_R, std)
+    return outcome_advantages_reference(rewards_R, group_ids_R, std)
+
+
+@torch.no_grad()
+def token_turns_flat(boundaries_S: Tensor, cu_states_R1: Tensor, n_turns_R: Tensor, cu_tokens_R1: Tensor) -> Tensor:
+    """``(N,) int64`` turn of each token: -1 in the prompt, k from b_k up to b_{k+1}, T from b_T on.
+
+    Args:
+        boundaries_S: ``(S,)`` int32 or int64 token counts within the rollout (not the batch), never decreasing.
+        cu_states_R1: ``(R+1,)`` int32; T+1 or T+2 boundaries a rollout.
+        n_turns_R: ``(R,)`` int32 or int64, T.
+        cu_tokens_R1: ``(R+1,)`` int32 offsets of the rollouts' tokens.
+
+    Raises:
+        TraceFastError: (a ``ValueError``) a wrong dtype, device or length, offsets or boundaries out of order or range.
+    """
+    n_tokens, n_turns = check_token_turns(boundaries_S, cu_states_R1, n_turns_R, cu_tokens_R1)
+    return token_turns_reference(boundaries_S, cu_states_R1, n_turns_R, cu_tokens_R1, n_tokens, n_turns)
+
+
+@torch.no_grad()
+def token_advantages_flat(
+    token_turns_N: Tensor,
+    loss_mask_N: Tensor,
+    cu_tokens_R1: Tensor,
+    turn_rewards_T: Tensor,
+    cu_turns_R1: Tensor,
+    outcome_advantages_R: Tensor,
+    group_ids_R: Tensor,
+    config: AdvantageConfig,
+) -> Tensor:
+    """Advantage of every token (Eq. 11), ``(N,)`` in the dtype of ``turn_rewards_T``; never normalised or clipped.
+
+    - A policy token of turn k (``loss_mask_N`` set): alpha_out · A_out + alpha_turn · r_k.
+    - A policy token after the last turn (the final answer, or what a cut-off rollout wrote instead): w · alpha_out ·
+      A_out. ``group_mean``: w = scale × mean answer length over the group's rollouts that have an answer / own answer
+      length, so that every answer has the same total weight; ``constant``: w = scale; ``off``: w = 0. The length of an
+      answer counts its policy tokens only.
+    - Every other token, and every prompt token whatever its mask: exactly 0.
+
+    Args:
+        token_turns_N: ``(N,)`` int32 or int64: -1 prompt, 0..T-1 turns, T answer; see ``token_turns_flat``.
+        loss_mask_N: ``(N,)`` bool, True where the policy wrote the token.
+        cu_tokens_R1: ``(R+1,)`` int32.
+        turn_rewards_T: ``(T,)`` float32 or float64, r_k.
+        cu_turns_R1: ``(R+1,)`` int32; both as in ``TurnCreditTensors``.
+        outcome_advantages_R: ``(R,)`` A_out, dtype of ``turn_rewards_T``.
+        group_ids_R: ``(R,)`` int32 or int64, in any order.
+
+    Raises:
+        TraceFastError: (a ``ValueError``) a wrong dtype, device or length, offsets out of order, a turn the rollout
+            does not have, a value that is not finite.
+    """
+    check_token_advantages(
+        token_turns_N, loss_mask_N, cu_tokens_R1, turn_rewards_T, cu_turns_R1, outcome_advantages_R, group_ids_R
+    )
+    return token_advantages_reference(
+        token_turns_N, loss_mask_N, cu_tokens_R1, turn_rewards_T, cu_turns_R1, outcome_advantages_R, group_ids_R, config
+    )

