@@ -6,6 +6,8 @@ Options and their help stand here; what a command does stands in ``cli_<command>
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -55,6 +57,9 @@ def build_app(open_scorer: OpenScorer | None = None) -> typer.Typer:
 
     @app.callback(invoke_without_command=True)
     def main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+        if not sys.stderr.isatty():
+            # transformers' GGUF reader draws a bar that none of its settings turns off; tqdm reads this when imported.
+            os.environ.setdefault("TQDM_DISABLE", "1")
         if version:
             from trace_fast import __version__
 

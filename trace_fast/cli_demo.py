@@ -107,7 +107,7 @@ def _is_demo_run(run: Path) -> bool:
 
 def decisive_turns_table(entries: Iterable[ReportEntry]) -> Table:
     """Answer, T, mean log-probability first -> last (nats), decisive turn (largest delta_k, k < T) and its text."""
-    table = Table(title="The gold answer's mean log-probability, first to last state, and the turn that decided it")
+    table = Table(title="Mean log-probability of the gold answer, first to last state; the turn that decided (from 0)")
     for name, justify in (("rollout", "left"), ("answer", "left"), ("T", "right"), ("mean log-prob", "right")):
         table.add_column(name, justify=justify, no_wrap=name in ("T", "mean log-prob"))  # type: ignore[arg-type]
     table.add_column("turn", justify="right", no_wrap=True)
@@ -129,8 +129,12 @@ def _cells(record: Mapping[str, Any], transcript: Sequence[Segment]) -> tuple[st
         f"{levels[0]:.2f} -> {levels[-1]:.2f}",
         "-" if turn is None else str(turn),
         "-" if turn is None else f"{record['deltas'][turn]:+.2f}",
-        "no turn raised it" if turn is None else turn_text(transcript, turn),
+        _no_turn(record) if turn is None else turn_text(transcript, turn),
     )
+
+
+def _no_turn(record: Mapping[str, Any]) -> str:
+    return "no turn raised it" if record["n_turns"] else "no tool turn"
 
 
 def decisive_turn(record: Mapping[str, Any]) -> int | None:

@@ -33,7 +33,7 @@ def run_plan(
     Raises:
         TraceFastError: nothing could be planned.
     """
-    from trace_fast.model import ModelSpec
+    from trace_fast.model import ModelSpec, load_tokenizer
     from trace_fast.plan import estimate
 
     inputs.check()
@@ -44,10 +44,12 @@ def run_plan(
         failed.append(error)
         say(f"failed: {error}")
 
-    rollouts = inputs.rollouts(spec.tokenizer, opener=opener, errors=report, unreadable=report)
+    rollouts = inputs.rollouts(load_tokenizer(model), opener=opener, errors=report, unreadable=report)
     summary = estimate(rollouts, spec, dtype=dtype, max_tokens_per_pack=max_tokens_per_pack)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(summary) | {"n_failed": len(failed)}, allow_nan=False))
+        typer.echo(
+            json.dumps(dataclasses.asdict(summary) | {"ratio": summary.ratio, "n_failed": len(failed)}, allow_nan=False)
+        )
     else:
         _print(summary, len(failed))
     if failed:
@@ -73,8 +75,9 @@ def _rows(summary: PlanSummary, n_failed: int) -> list[tuple[str, str]]:
         ("tokens, each distinct one once", f"{summary.tokens_unique:,}"),
         ("ratio", f"{summary.ratio:.2f}"),
         ("packs", f"{summary.n_packs:,}"),
-        ("predicted peak memory over the weights", _bytes(summary.peak_bytes)),
-        ("weights", _bytes(summary.weight_bytes)),
+        ("tokens of the largest pack", f"{summary.largest_pack:,}"),
+        ("predicted peak memory", _bytes(summary.peak_bytes)),
+        ("of which weights", _bytes(summary.weight_bytes)),
         ("predicted operations", _flops(summary.flops)),
         ("predicted operations, one pass a state", _flops(summary.flops_naive)),
     ]

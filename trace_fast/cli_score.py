@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trace_fast import __version__
+from trace_fast.backends import pick_device, resolve
 from trace_fast.cli_inputs import Inputs
+from trace_fast.cli_ledger import Ledger
 from trace_fast.cli_report import check_report_path, report_scores
 from trace_fast.cli_terminal import (
     EXIT_DONE,
@@ -54,9 +56,25 @@ class ScoreSettings:
     strict: bool = False
 
     def that_change_numbers(self) -> dict[str, Any]:
-        """Plain JSON for ``NAME.run.json``. The token budget of a pack is no part: packing never changes a number."""
-        own = {k: getattr(self, k) for k in ("dtype", "device", "backend", "alias", "opener", "trunk_logprobs")}
-        return own | {"credit": self.credit.model_dump()} | self.inputs.settings()
+        """Plain JSON for ``NAME.run.json``; ``auto`` is resolved, since it may mean something else on the next machine.
+
+        The token budget of a pack is no part: packing never changes a number.
+
+        Raises:
+            ConfigError: a device that is not there, an unknown backend.
+        """
+        device = pick_device(self.device)
+        chosen = resolve(self.backend, device)
+        return {
+            "dtype": self.dtype,
+            "device": device.type,
+            "backend": f"{chosen.prefix_attention}, {chosen.token_logprob}",
+            "alias": self.alias,
+            "opener": self.opener,
+            "trunk_logprobs": self.trunk_logprobs,
+            "credit": self.credit.model_dump(),
+            **self.inputs.settings(),
+        }
 
 
 class PackResultLike(Protocol):
@@ -118,7 +136,7 @@ class ScoreSummary:
     earlier_failed: int = 0
     unreadable: int = 0
     stopped: bool = False  # at the first failure, as --strict asks
-    broken_off: bool = False  # by the disk
+    broken_off: bool = False  # by the disk: not all scores, or no report, could be written
     notes: Counter[str] = field(default_factory=Counter)
     several_answers: int = 0
     states: int = 0
@@ -179,60 +197,6 @@ class ScoreSummary:
         return lines
 
 
-class _Ledger:
-    """Keeps what was read but is not yet written, in input order.
-
-    A record becomes ready once it and all before it are scored or failed. So both files stay prefixes of what an
-    uninterrupted run writes, whatever the packs were: see ``trace_fast.score_writer``.
-    """
-
-    def __init__(self, *, strict: bool) -> None:
-        self._pending: dict[str, bytes | RolloutError | None] = {}
-        self._strict = strict
-        self.n_failed_waiting = 0
-        self.stopping = False  # strict, and a record failed: read no further
-        self.closed = False  # that record has been taken: nothing after it counts
-
-    def read(self, source: str) -> None:
-        assert source not in self._pending, f"two records have the source {source}"
-        self._pending[source] = None
-
-    def scored(self, source: str, line: bytes) -> None:
-        assert self._pending.get(source, line) is None, f"{source} was not read, or came out of the scorer twice"
-        self._pending[source] = line
-
-    def failed(self, error: RolloutError) -> None:
-        """A record could not be read (it is new here then) or scored."""
-        if self.closed or (self.stopping and error.source not in self._pending):
-            return
-        assert self._pending.get(error.source) is None, f"{error.source} came out of the scorer twice"
-        self._pending[error.source] = error
-        self.n_failed_waiting += 1
-        self.stopping = self.stopping or self._strict
-
-    def pop_ready(self) -> tuple[list[bytes], list[RolloutError]]:
-        """Takes the longest settled run of records at the head; in strict mode nothing after the first failed one."""
-        scores: list[bytes] = []
-        errors: list[RolloutError] = []
-        for source, outcome in list(self._pending.items()):
-            if outcome is None:
-                break
-            del self._pending[source]
-            if isinstance(outcome, bytes):
-                scores.append(outcome)
-                continue
-            errors.append(outcome)
-            if self._strict:
-                self._pending.clear()
-                self.closed = True
-                break
-        self.n_failed_waiting -= len(errors)
-        return scores, errors
-
-    def check_empty(self) -> None:
-        assert not self._pending, f"the scorer gave neither a number nor an error for {next(iter(self._pending))}"
-
-
 class _ScoreRun:
     """One run of the command: reads, scores and writes, and counts on the way."""
 
@@ -241,7 +205,7 @@ class _ScoreRun:
         self.writer = writer
         self.interrupts = interrupts
         self.summary = ScoreSummary()
-        self.ledger = _Ledger(strict=settings.strict)
+        self.ledger = Ledger(strict=settings.strict)
         self.records_for_report: list[bytes] = []  # only when they go to a pipe and cannot be read back
 
     def score(self, scorer: ScorerLike, outcomes: Mapping[str, float | None], progress: ProgressReporter) -> None:
@@ -344,12 +308,13 @@ def run_score(
     """
     started = time.monotonic()
     writer = ScoreWriter(settings.out, resume=settings.resume, overwrite=settings.overwrite)
-    settings.inputs.check(None if writer.to_stdout else settings.out, settings.report)
+    settings.inputs.check(*writer.files, settings.report)
     if settings.report is not None:
         check_report_path(settings.report, settings.out, overwrite=settings.overwrite or settings.resume)
+    numbers = settings.that_change_numbers()
     outcomes = settings.inputs.outcome_advantages(settings.credit.std)
     scorer = open_scorer(settings)
-    run = RunDescription(__version__, scorer.reference, settings.inputs.describe(), settings.that_change_numbers())
+    run = RunDescription(__version__, scorer.reference, settings.inputs.describe(), numbers)
     with writer:
         writer.begin(run)
         work = _ScoreRun(settings, writer, interrupts)
@@ -374,16 +339,28 @@ def run_score(
     if summary.n_failed + summary.earlier_failed and not writer.to_stdout:
         say(f"failed records: {writer.errors_path}")
     if settings.report is not None and not summary.broken_off:
+        _report(settings.report, work, run)
+    return summary
+
+
+def _report(path: str, work: _ScoreRun, run: RunDescription) -> None:
+    """The report of a finished run; when it cannot be written, the scores are still there and the exit code is 1."""
+    settings, writer = work.settings, work.writer
+    try:
         report_scores(
-            settings.report,
+            path,
             work.records_for_report if writer.to_stdout else Path(settings.out),
             settings.inputs,
             run=run.to_json(),
             secured_threshold=settings.credit.secured_threshold,
             unreadable=lambda error: None,  # said when it was scored
         )
-        say(f"report: {settings.report}")
-    return summary
+    except TraceFastError as error:
+        say(f"error: {error}")
+        say("the scores are complete; trace-fast report writes the report from them")
+        work.summary.broken_off = True
+    else:
+        say(f"report: {path}")
 
 
 def _say_how_to_resume(writer: ScoreWriter) -> None:

@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 from pydantic import ValidationError
@@ -22,6 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from trace_fast.errors import ConfigError, TraceFastError
+
+Settings = TypeVar("Settings")
 
 EXIT_DONE, EXIT_SOME_FAILED, EXIT_NOTHING_DONE = 0, 1, 2
 PLAIN_PROGRESS_SECONDS = 10.0  # between two progress lines where stderr is not a terminal
@@ -188,7 +190,7 @@ def command_errors() -> Iterator[Interrupts]:
         raise typer.Exit(EXIT_NOTHING_DONE) from error
 
 
-def validated(build: Callable[[], Any]) -> Any:
+def validated(build: Callable[[], Settings]) -> Settings:
     """``build()`` with pydantic's report of bad settings as one ``ConfigError`` that names each of them."""
     try:
         return build()

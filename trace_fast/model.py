@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -133,7 +134,9 @@ class ReferenceModel:
             )
         self.head = _Head.of(self.module)
         self._verify()
-        self.identity = f"{self.spec.name}@{_weights_hash(self.module)}"
+        local = Path(self.spec.name)
+        name = local.name if local.exists() else self.spec.name  # a folder's place is nobody else's business
+        self.identity = f"{name}@{_weights_hash(self.module)}"
 
     @classmethod
     def load(cls, model: str, *, dtype: str, device: str, backends: Backends) -> ReferenceModel:

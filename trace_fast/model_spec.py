@@ -57,6 +57,7 @@ class ModelSpec:
     length_rule: str = ""
     experts_per_token: int = 0
     n_experts: int = 0
+    tied_head: bool = False
     stateful: bool = False
 
     @classmethod
@@ -102,6 +103,7 @@ class ModelSpec:
             length_rule=rule,
             experts_per_token=int(_get(text, "num_experts_per_tok") or 0) if experts else 0,
             n_experts=int(experts),
+            tied_head=bool(_get(config, "tie_word_embeddings")),
             stateful=stateful,
         )
 

@@ -74,6 +74,11 @@ class ScoreWriter:
     def to_stdout(self) -> bool:
         return self.path == STDOUT
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Every file that belongs to the run; none for standard output."""
+        return () if self.to_stdout else (self.path, str(self.errors_path), str(self.run_path))
+
     def _check(self) -> None:
         target = Path(self.path)
         if not target.parent.is_dir():

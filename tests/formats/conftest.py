@@ -5,11 +5,17 @@ from __future__ import annotations
 import base64
 import importlib.util
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from trace_fast.errors import RolloutError
+from trace_fast.formats import read_rollouts
+from trace_fast.rollout import Rollout
 
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -104,3 +110,46 @@ def with_template(smollm2_tokenizer: Any, chat_template: Callable[[str], str]) -
         return tokenizer
 
     return make
+
+
+@pytest.fixture
+def read(tmp_path: Path, smollm2_tokenizer: Any) -> Callable[..., Rollout]:
+    """``(record, **options) -> rollout`` with SmolLM2's tokenizer."""
+
+    def one(record: dict[str, Any], **options: Any) -> Rollout:
+        path = tmp_path / "a.jsonl"
+        path.write_text(json.dumps(record))
+        (rollout,) = read_rollouts(path, smollm2_tokenizer, **options)
+        return rollout
+
+    return one
+
+
+@pytest.fixture
+def error(read: Callable[..., Rollout]) -> Callable[..., RolloutError]:
+    """``(record, **options) -> the error`` that reading it raises."""
+
+    def one(record: dict[str, Any], **options: Any) -> RolloutError:
+        with pytest.raises(RolloutError) as caught:
+            read(record, **options)
+        return caught.value
+
+    return one
+
+
+@pytest.fixture
+def ids(smollm2_tokenizer: Any) -> Callable[[str], list[int]]:
+    """``text -> ids`` of SmolLM2, nothing added."""
+    return lambda text: smollm2_tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.fixture
+def written() -> Callable[[Rollout, Any], list[str]]:
+    """``(rollout, tokenizer) -> texts``: the pieces that the mask says the policy wrote."""
+
+    def pieces(rollout: Rollout, tokenizer: Any) -> list[str]:
+        assert rollout.loss_mask is not None
+        cuts = np.flatnonzero(np.diff(np.concatenate([[False], rollout.loss_mask, [False]])))
+        return [tokenizer.decode(rollout.input_ids[a:b]) for a, b in zip(cuts[::2], cuts[1::2], strict=True)]
+
+    return pieces

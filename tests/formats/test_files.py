@@ -14,9 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trace_fast.errors import ConfigError, InputError, RolloutError
 from trace_fast.formats import FieldKeys, Limits, read_outcomes, read_rollouts
+from trace_fast.formats.json_document import split_document
 from trace_fast.formats.strict_json import LiteralFloat, parse_json, too_deep
 from trace_fast.rollout import Rollout
 
@@ -341,6 +344,36 @@ def test_depth_counts_brackets_outside_strings_only() -> None:
     assert too_deep(b'["\\\\", [[1]]]', 2)
     assert too_deep(b"[[[]]]", 2)
     assert not too_deep(b"[[],[],[],[]]", 2)
+
+
+class _Trickle(io.BytesIO):
+    """A stream that gives a few bytes at a time, so that every byte is once at the edge of a chunk."""
+
+    def __init__(self, data: bytes, step: int) -> None:
+        super().__init__(data)
+        self._step = step
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(self._step)
+
+
+json_values = st.recursive(
+    st.none() | st.integers(-5, 10**6) | st.text('\\"[]{},: aé漢', max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('\\"[]{}a', max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(json_values, max_size=4), st.sampled_from([None, 1]), st.booleans(), st.integers(1, 3))
+def test_documents_split_at_the_records_wherever_chunks_end(values: Any, indent: Any, ascii: bool, step: int) -> None:
+    document = json.dumps(values, indent=indent, ensure_ascii=ascii).encode()
+    split = split_document(_Trickle(document, step), "a.json", lambda key: False, Limits())
+    assert [(key, json.loads(raw)) for key, raw in split] == [(None, value) for value in values]
+    keyed = {f'k"{i}\\': {"v": value} for i, value in enumerate(values)}
+    document = json.dumps(keyed, indent=indent, ensure_ascii=ascii).encode()
+    split = split_document(_Trickle(document, step), "a.json", lambda key: False, Limits())
+    assert [(key, json.loads(raw)) for key, raw in split] == (list(keyed.items()) or [(None, {})])
 
 
 def test_dict_of_records_takes_the_users_keys_for_record_keys(tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ FAMILIES = [
     ("glm4moe", ("<|assistant|>", "<|user|>", "<|system|>", "<|observation|>", "[gMASK]", "<sop>"), None, "", set()),
     ("nemotron_3_nano", CHATML, False, "", set()),
     ("lfm2_2_5", ("<|tool_call_start|>", "<|tool_call_end|>"), None, "", set()),
-    ("phi3", ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), None, "", {"reasoning", "tool", "tool_calls", "tools"}),
+    ("phi3", ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), None, "",
+     {"reasoning", "tool", "tool_calls", "tools"}),
     ("smolvlm", ("<end_of_utterance>",), None, "", {"reasoning", "tool_calls", "tools"}),
     ("gemma4", GEMMA4, False, "", set()),
     ("gptoss", HARMONY, None, "<|channel|>final<|message|>", set()),
@@ -152,6 +153,14 @@ def test_qwen3_rewrites_history_when_a_user_speaks_again(tmp_path: Path, with_te
     assert plain.nested
 
 
+def _hermes(q: str) -> str:
+    return f'<tool_call>\n{{"name": "search", "arguments": {{"q": "{q}"}}}}\n</tool_call>'
+
+
+def _qwen3_5(q: str) -> str:
+    return f"<tool_call>\n<function=search>\n<parameter=q>\n{q}\n</parameter>\n</function>\n</tool_call>"
+
+
 @pytest.mark.parametrize(
     ("name", "special", "expected"),
     [
@@ -159,8 +168,8 @@ def test_qwen3_rewrites_history_when_a_user_speaks_again(tmp_path: Path, with_te
             "qwen3",
             CHATML,
             [
-                '<think>\nI look.\n</think>\n\n<tool_call>\n{"name": "search", "arguments": {"q": "Ula"}}\n</tool_call><|im_end|>',
-                '<think>\nMore.\n</think>\n\n<tool_call>\n{"name": "search", "arguments": {"q": "Orm"}}\n</tool_call><|im_end|>',
+                f"<think>\nI look.\n</think>\n\n{_hermes('Ula')}<|im_end|>",
+                f"<think>\nMore.\n</think>\n\n{_hermes('Orm')}<|im_end|>",
                 "<think>\nDone.\n</think>\n\nIn Tal.<|im_end|>",
             ],
         ),
@@ -168,8 +177,8 @@ def test_qwen3_rewrites_history_when_a_user_speaks_again(tmp_path: Path, with_te
             "qwen3_5_think",
             CHATML,
             [
-                "I look.\n</think>\n\n<tool_call>\n<function=search>\n<parameter=q>\nUla\n</parameter>\n</function>\n</tool_call><|im_end|>",
-                "More.\n</think>\n\n<tool_call>\n<function=search>\n<parameter=q>\nOrm\n</parameter>\n</function>\n</tool_call><|im_end|>",
+                f"I look.\n</think>\n\n{_qwen3_5('Ula')}<|im_end|>",
+                f"More.\n</think>\n\n{_qwen3_5('Orm')}<|im_end|>",
                 "Done.\n</think>\n\nIn Tal.<|im_end|>",
             ],
         ),
@@ -243,7 +252,8 @@ def test_dropped_roles_are_written_out(tmp_path: Path, with_template: Any) -> No
     assert any("does not render the tool role" in note for note in rollout.notes)
     assert any("does not render the list of tools" in note for note in rollout.notes)
     tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role != 'system' %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
+        "{% for m in messages %}{% if m.role != 'system' %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n"
+        "{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     )
     rollout = _read(tmp_path, tokenizer, _chat(reasoning=False))
@@ -281,7 +291,7 @@ def test_a_token_across_the_seam_is_an_error_that_names_both_sides(tmp_path: Pat
     with pytest.raises(RolloutError) as caught:
         _read(tmp_path, smollm2_tokenizer, _chat(), answer=["Tal", '"Tal"'])
     assert caught.value.kind == "seam"
-    for words in ("answer 1 ('\"Tal\"')", "ends in 'ssistant\\n<answer>'", "('>\"')", "--opener", "answer_ids"):
+    for words in ("answer 1 ('\"Tal\"')", "ends in 'tart|>assistant\\n<answer>'", "('>\"')", "--opener", "answer_ids"):
         assert words in caught.value.reason
     rollout = _read(tmp_path, smollm2_tokenizer, _chat(), answer=["Tal", '"Tal"'], opener="<answer>\n")
     assert len(rollout.answers) == 2
@@ -304,8 +314,7 @@ def test_qwen_seam_rates(qwen_tokenizer: Any) -> None:
     def straddles(opener: str, answer: str) -> bool:
         try:
             splitter.answer(opener, answer)
-        except RolloutError as error:
-            assert error.kind == "seam"
+        except RolloutError:
             return True
         return False
 
@@ -380,3 +389,61 @@ def test_renderer_reuses_tokens_of_the_whole(smollm2_tokenizer: Any) -> None:
     rendered = renderer.render(Chat(messages, steps_of(messages)), ["Orm"])
     assert rendered.n_turns == 30
     assert sorted(calls)[-2] < 100 < 30_000 < max(calls)
+
+
+def test_prefixes_are_tokenised_alone_where_tokens_merge_across_the_seam(tmp_path: Path, with_template: Any) -> None:
+    """Without special tokens in the template, ``][`` is one token of the whole, which no prefix up to ``]`` has."""
+    tokenizer = with_template("qwen3")
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.content }}]{% endfor %}{% if add_generation_prompt %}[{% endif %}"
+    )
+    rollout = _read(tmp_path, tokenizer, [m for m in _chat(reasoning=False) if m["role"] != "system"])
+    full = tokenizer.decode(rollout.input_ids)
+    assert rollout.input_ids.tolist() == encode(tokenizer, full).tolist()
+    assert len(encode(tokenizer, "][")) == 1
+    starts = [full.index("]") + 1, full.index("Ula is in Orm.]") + 15, full.index("Orm is in Tal.]") + 15, len(full)]
+    for k, end in enumerate(starts):
+        assert rollout.prefix(k).tolist() == encode(tokenizer, full[:end]).tolist()
+    assert (rollout.nested, rollout.loss_mask) == (False, None)
+
+
+def test_a_template_with_bos_gives_one_bos(tmp_path: Path, with_template: Any) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = with_template("llama3_1", *LLAMA, bos="<|begin_of_text|>")
+    bos = tokenizer.bos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", bos)]
+    )
+    assert tokenizer("x")["input_ids"][0] == bos
+    rollout = _read(tmp_path, tokenizer, _chat())
+    for k in range(rollout.n_states):
+        state = np.concatenate([rollout.prefix(k), rollout.openers[k], rollout.answers[0]])
+        assert np.flatnonzero(state == bos).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prefixes", "opener"),
+    [
+        ("A:", ["(Q)A:", "(Q)(C)(T)A:", "(Q)(C)(T)(A)A:"], "<answer>"),  # no place to cut: the whole is the prefix
+        ("<|im_start|>A:", ["(Q)", "(Q)(C)(T)", "(Q)(C)(T)(A)"], "<|im_start|>A:<answer>"),  # cut at the special token
+    ],
+)
+def test_a_template_that_ends_otherwise_before_a_generation_prompt(
+    tmp_path: Path, with_template: Any, prompt: str, prefixes: list[str], opener: str
+) -> None:
+    tokenizer = with_template("qwen3")
+    tokenizer.chat_template = (
+        "{% for m in messages %}({{ m.content }}){% endfor %}"
+        f"{{% if add_generation_prompt %}}{prompt}{{% else %}}!{{% endif %}}"
+    )
+    chat = [
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "C"},
+        {"role": "tool", "content": "T"},
+        {"role": "assistant", "content": "A"},
+    ]
+    rollout = _read(tmp_path, tokenizer, chat)
+    assert [rollout.prefix(k).tolist() for k in range(3)] == [encode(tokenizer, text).tolist() for text in prefixes]
+    assert [o.tolist() for o in rollout.openers] == [encode(tokenizer, opener).tolist()] * 3
+    assert tokenizer.decode(rollout.input_ids) == "(Q)(C)(T)(A)!"

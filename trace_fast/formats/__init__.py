@@ -1,4 +1,4 @@
-"""Files of agent rollouts in, ``Rollout``s out; the forms are those of DESIGN section 4.
+"""Files of agent rollouts in, ``Rollout``s out.
 
 Everything streams: one record (one small batch for Parquet) is in memory at a time.
 """

@@ -1,6 +1,6 @@
 """What the importers make of a record before any tokenizer is asked: a chat, text segments, or tokens.
 
-Turn rules (Section 3.1 of the paper, METHOD 1): everything before the policy's first message is the prompt; a
+Turn rules (TRACE, Section 3.1): everything before the policy's first message is the prompt; a
 turn is an action and the group of observations that answers it, so several tool calls in one message, with their
 several tool messages, are one turn; messages of others between turns belong to the span they lie in; a last
 message of the policy after the last observation is the final answer, unless it still waits for tool results.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -213,6 +213,3 @@ class Builder:
         if self._tokenizer is None:
             raise RolloutError("config", "the gold answer is text and needs a tokenizer; give one, or answer_ids")
         return tuple(encode(self._tokenizer, text) for text in texts)
-
-
-ReportError = Callable[[RolloutError], None]

@@ -24,9 +24,10 @@ from uuid import UUID
 import zstandard
 
 from trace_fast.errors import InputError, RolloutError
+from trace_fast.formats.json_document import split_document
 from trace_fast.formats.limits import Limits
 from trace_fast.formats.react_log import split_logs
-from trace_fast.formats.strict_json import Nesting, oversize, parse_json, split_document
+from trace_fast.formats.strict_json import Nesting, oversize, parse_json
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

@@ -68,7 +68,7 @@ def _line(rollout: Rollout) -> bytes:
 
 
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
-    """The tokens-form record of a rollout (DESIGN: Files)."""
+    """The tokens-form record of a rollout."""
     record: dict[str, Any] = {
         "id": rollout.id,
         "group": rollout.group,

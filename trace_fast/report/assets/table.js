@@ -14,9 +14,12 @@ const columns = [
   { name: "Decisive", key: (r) => r.deltas[r.decisive] ?? null, cell: (r) => turnCell(r, r.decisive) },
   { name: "Most harmful", key: (r) => r.deltas[r.harmful] ?? null, cell: (r) => turnCell(r, r.harmful) },
 ];
-// Not V_T: the two differ in the credit forms other than log_ratio.
-const toolCredit = (r) => r.deltas.slice(0, r.turns).reduce((sum, delta) => sum + delta, 0);
 const tableState = { column: 0, descending: false, rows: [], limit: PAGE };
+
+/** Sum of delta over the tool turns; not V_T, from which it differs in credit forms other than log_ratio. */
+function toolCredit(r) {
+  return r.deltas.slice(0, r.turns).reduce((sum, delta) => sum + delta, 0);
+}
 
 function turnCell(r, turn) {
   if (turn === null) return "–";

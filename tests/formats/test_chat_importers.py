@@ -1,17 +1,13 @@
-"""Every importer on small records written by hand: exact ids, boundaries, masks and transcripts."""
+"""Chat importers on small records written by hand: exact ids, boundaries, masks and transcripts."""
 
 from __future__ import annotations
 
-import itertools
 import json
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from trace_fast.errors import RolloutError
-from trace_fast.formats import FieldKeys, read_rollouts, what_format
+from trace_fast.formats import what_format
 from trace_fast.rollout import Rollout, Segment
 
 SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
@@ -36,39 +32,6 @@ CHAT_TEXTS.append(CHAT_TEXTS[-1] + PROMPT + CALL + "<|im_end|>\n<|im_start|>tool
 CHAT_TEXTS.append(CHAT_TEXTS[-1] + PROMPT + "In Orm.<|im_end|>\n")
 
 
-@pytest.fixture
-def read(tmp_path: Path, smollm2_tokenizer: Any) -> Any:
-    def one(record: dict[str, Any], **options: Any) -> Rollout:
-        path = tmp_path / "a.jsonl"
-        path.write_text(json.dumps(record))
-        (rollout,) = read_rollouts(path, smollm2_tokenizer, **options)
-        return rollout
-
-    return one
-
-
-@pytest.fixture
-def error(read: Any) -> Any:
-    def one(record: dict[str, Any], **options: Any) -> RolloutError:
-        with pytest.raises(RolloutError) as caught:
-            read(record, **options)
-        return caught.value
-
-    return one
-
-
-@pytest.fixture
-def ids(smollm2_tokenizer: Any) -> Any:
-    return lambda text: smollm2_tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def _written(rollout: Rollout, tokenizer: Any) -> list[str]:
-    """The pieces of text that the mask says the policy wrote."""
-    assert rollout.loss_mask is not None
-    cuts = np.flatnonzero(np.diff(np.concatenate([[False], rollout.loss_mask, [False]])))
-    return [tokenizer.decode(rollout.input_ids[a:b]) for a, b in zip(cuts[::2], cuts[1::2], strict=True)]
-
-
 def _check(rollout: Rollout, texts: list[str], ids: Any, n_turns: int) -> None:
     """States are ``texts``, tokenised alone; they are nested."""
     assert rollout.n_turns == n_turns
@@ -81,7 +44,7 @@ def _check(rollout: Rollout, texts: list[str], ids: Any, n_turns: int) -> None:
 # --- messages -----------------------------------------------------------------------------------------------------
 
 
-def test_messages(read: Any, ids: Any, smollm2_tokenizer: Any) -> None:
+def test_messages(written: Any, read: Any, ids: Any, smollm2_tokenizer: Any) -> None:
     rollout = read({"id": 7, "group": 3, "messages": CHAT, "answer": "Orm", "reward": 1, "tag": {"a": [1.5]}})
     _check(rollout, CHAT_TEXTS, ids, 1)
     assert rollout.finished
@@ -91,7 +54,7 @@ def test_messages(read: Any, ids: Any, smollm2_tokenizer: Any) -> None:
     assert [o.tolist() for o in rollout.openers] == [opener] * 3
     assert [a.tolist() for a in rollout.answers] == [ids(PROMPT + "<answer>Orm")[len(opener) :]]
     assert rollout.answer_texts == ("Orm",)
-    assert _written(rollout, smollm2_tokenizer) == [CALL + "<|im_end|>", "In Orm.<|im_end|>"]
+    assert written(rollout, smollm2_tokenizer) == [CALL + "<|im_end|>", "In Orm.<|im_end|>"]
     assert rollout.transcript == (
         Segment("system", "Be brief.", -1),
         Segment("user", "Where is Ula?", -1),
@@ -120,11 +83,11 @@ def test_shapes_of_tool_calls_are_the_same_call(read: Any, ids: Any, variant: di
     assert [s.tool for s in rollout.transcript] == [None, None, "look", "look", None]
 
 
-def test_arguments_that_are_no_json_stay_as_they_were_written(read: Any, smollm2_tokenizer: Any) -> None:
+def test_arguments_that_are_no_json_stay_as_they_werewritten(written: Any, read: Any, smollm2_tokenizer: Any) -> None:
     broken = {"function": {"name": "look", "arguments": '{"q": "Ula'}}
     rollout = read({"messages": [*HEAD, {"role": "assistant", "tool_calls": [broken]}, CHAT[3]], "answer": "Orm"})
     expected = '<tool_call>\n{"name": "look", "arguments": {"q": "Ula}\n</tool_call><|im_end|>'
-    assert _written(rollout, smollm2_tokenizer) == [expected]
+    assert written(rollout, smollm2_tokenizer) == [expected]
 
 
 def test_parallel_calls_and_consecutive_results_are_one_turn(read: Any, ids: Any) -> None:
@@ -194,10 +157,10 @@ def test_turn_rules(read: Any, smollm2_tokenizer: Any, words: str, ends: list[in
     assert rollout.finished == (len(ends) == n_turns + 2)
 
 
-def test_reasoning_that_the_template_drops_is_written_out(read: Any, smollm2_tokenizer: Any) -> None:
+def test_reasoning_that_the_template_drops_is_written_out(written: Any, read: Any, smollm2_tokenizer: Any) -> None:
     messages = [*HEAD, {"role": "assistant", "content": "In Orm.", "reasoning_content": "Hm."}]
     rollout = read({"messages": messages, "answer": "Orm"})
-    assert _written(rollout, smollm2_tokenizer) == ["<think>\nHm.\n</think>\n\nIn Orm.<|im_end|>"]
+    assert written(rollout, smollm2_tokenizer) == ["<think>\nHm.\n</think>\n\nIn Orm.<|im_end|>"]
     assert "chat template does not render reasoning_content; written into the content" in rollout.notes
 
 
@@ -327,7 +290,7 @@ def _chatml_texts() -> list[str]:
     return ["".join(blocks[:end]) for end in (2, 4, 5)]
 
 
-def test_chatml_messages(read: Any, ids: Any, smollm2_tokenizer: Any) -> None:
+def test_chatml_messages(written: Any, read: Any, ids: Any, smollm2_tokenizer: Any) -> None:
     record = {"messages": CHATML, "answer": [["Orm"], ["orm", "Orm"]]}
     assert what_format(record) == "chatml"
     rollout = read(record)
@@ -338,7 +301,7 @@ def test_chatml_messages(read: Any, ids: Any, smollm2_tokenizer: Any) -> None:
         ("tool", 0, "look"),
         ("assistant", 1, None),
     ]
-    assert _written(rollout, smollm2_tokenizer) == [
+    assert written(rollout, smollm2_tokenizer) == [
         m["content"] + "<|im_end|>" for m in CHATML if m["role"] == "assistant"
     ]
 
@@ -361,146 +324,3 @@ def test_chatml_call_without_result_is_cut_off(read: Any, ids: Any) -> None:
     rollout = read({"messages": CHATML[:3], "answer": "Orm"})
     _check(rollout, _chatml_texts()[:1], ids, 0)
     assert len(rollout.input_ids) > rollout.boundaries[-1]
-
-
-# --- search_r1 ----------------------------------------------------------------------------------------------------
-
-
-def test_search_r1(read: Any, ids: Any, smollm2_tokenizer: Any) -> None:
-    pieces = [
-        "<think>a</think>\n<search> Ula </search>",
-        "\n\n<information>Doc 1</information>\n\n",
-        "<think>b</think><answer> Orm </answer>",
-    ]
-    record = {"question": "Where is Ula?", "full_output": "".join(pieces), "golden": ["Orm", "orm"], "correct": True}
-    assert what_format(record) == "search_r1"
-    rollout = read(record)
-    tokens = [ids("Where is Ula?\n"), *map(ids, pieces)]
-    assert rollout.input_ids.tolist() == list(itertools.chain(*tokens))
-    assert rollout.boundaries.tolist() == [len(tokens[0]), sum(map(len, tokens[:3])), sum(map(len, tokens))]
-    assert (rollout.n_turns, rollout.finished, rollout.reward) == (1, True, 1.0)
-    assert _written(rollout, smollm2_tokenizer) == [pieces[0], pieces[2]]
-    assert [o.tolist() for o in rollout.openers] == [ids("<answer>")] * 3
-    assert [s.tool for s in rollout.transcript] == [None, "search", "search", None]
-    assert rollout.notes == ("the prompt was not recorded; the question stands for it",)
-    bare = read({"output": "".join(pieces[:2]) + "<search> x </search>", "gold": "Orm"})
-    assert bare.boundaries.tolist() == [0, len(tokens[1]) + len(tokens[2])]
-    assert (bare.n_turns, bare.finished, bare.notes) == (1, False, ("no prompt was recorded",))
-
-
-# --- react --------------------------------------------------------------------------------------------------------
-
-REACT = [
-    "Question: Where is Ula?\n",
-    "Thought 1: I look.\nAction 1: Search[Ula]\n",
-    "Observation 1: Ula is in Orm.\nAction: not an action of this log\n",
-    "Thought 2: Done.\nAction 2: Finish[Orm]\n",
-]
-VERDICT = "Observation 2: Answer is CORRECT\n"
-
-
-def test_react_log(tmp_path: Path, smollm2_tokenizer: Any, ids: Any) -> None:
-    path = tmp_path / "a.txt"
-    log = "".join(REACT) + VERDICT + "Correct answer: Orm\n"
-    halted = "".join(REACT[:3]) + "Correct answer: Orm \n\n"
-    path.write_text("\n" + log + "\n" + halted)
-    rollouts = list(read_rollouts(path, smollm2_tokenizer))
-    tokens = [ids(piece) for piece in REACT]
-    lengths = np.cumsum([len(t) for t in tokens]).tolist()
-    assert rollouts[0].input_ids.tolist() == list(itertools.chain(*tokens))
-    assert rollouts[0].boundaries.tolist() == [lengths[0], lengths[2], lengths[3]]
-    assert (rollouts[0].n_turns, rollouts[0].finished, rollouts[0].reward) == (1, True, 1.0)
-    assert rollouts[1].boundaries.tolist() == [lengths[0], lengths[2]]
-    assert (rollouts[1].n_turns, rollouts[1].finished, rollouts[1].reward) == (1, False, None)
-    assert [r.answer_texts for r in rollouts] == [("Orm",), ("Orm",)]
-    assert [r.source for r in rollouts] == [f"{path}:2", f"{path}:12"]
-    assert "".join(s.text for s in rollouts[0].transcript) == "".join(REACT)
-    assert [s.tool for s in rollouts[0].transcript] == [None, "Search", "Search", None]
-
-
-@pytest.mark.parametrize(
-    ("log", "kind", "words"),
-    [
-        ("".join(REACT), "answer", "Correct answer"),
-        ("Question: x\nThought 4: y\nCorrect answer: z", "format", "begins with Thought 1, got number 4"),
-        ("Question: x\nCorrect answer: z", "format", "expected lines that begin"),
-        ("Question: x\nThought 1: y\nCorrect answer: ", "answer", "empty"),
-    ],
-)
-def test_bad_react_logs(tmp_path: Path, smollm2_tokenizer: Any, log: str, kind: str, words: str) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text(log)
-    errors: list[RolloutError] = []
-    assert list(read_rollouts(path, smollm2_tokenizer, errors=errors.append)) == []
-    assert [(e.kind, e.source) for e in errors] == [(kind, f"{path}:1")]
-    assert words in errors[0].reason
-
-
-def test_react_string_and_dict_of_records(tmp_path: Path, smollm2_tokenizer: Any, ids: Any) -> None:
-    head = "### Instruction:\nWhere is Ula?\n\n### Response:\n"
-    pieces = ["Thought: I look.\nAction: search[Ula]\n", "Observation: Orm.\n", "Thought: ok\nAction:  finish[Orm]\n"]
-    path = tmp_path / "a.json"
-    records = {"17": {"traj": head + "".join(pieces) + "Observation: Episode finished, reward = True\n", "gt": "orm"}}
-    path.write_text(json.dumps(records))
-    (rollout,) = read_rollouts(path, smollm2_tokenizer)
-    tokens = [ids(head), *map(ids, pieces)]
-    assert (rollout.id, rollout.group) == ("17", "17")
-    assert rollout.input_ids.tolist() == list(itertools.chain(*tokens))
-    assert rollout.boundaries.tolist() == [len(tokens[0]), sum(map(len, tokens[:3])), sum(map(len, tokens))]
-    assert rollout.notes == ("what the environment said after the final answer is left out",)
-
-
-def test_react_chat(read: Any, ids: Any) -> None:
-    chat = [
-        HEAD[1],
-        {"role": "assistant", "content": "Thought: a\nAction: search[Ula]"},
-        {"role": "user", "content": "Observation: Orm"},
-        {"role": "assistant", "content": "Thought: b\nAction: finish[Orm]"},
-        {"role": "user", "content": "Observation: Episode finished, reward = True"},
-    ]
-    record = {"traj": chat, "gt": "Orm"}
-    assert what_format(record) == "react"
-    rollout = read(record)
-    default = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-    blocks = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in chat]
-    _check(rollout, [default + "".join(blocks[:end]) for end in (1, 3, 4)], ids, 1)
-    assert len(rollout.input_ids) == rollout.boundaries[-1]
-
-
-def test_an_early_finish_is_an_ordinary_action(read: Any) -> None:
-    text = "Thought: a\nAction: finish[x]\nObservation: None\nThought: b\nAction: search[y]\nObservation: c\n"
-    rollout = read({"text": text, "question": "Q", "answer": "Orm"})
-    assert (rollout.n_turns, rollout.finished) == (2, False)
-
-
-# --- detection and refusals ---------------------------------------------------------------------------------------
-
-
-def test_nothing_matches(error: Any) -> None:
-    caught = error({"foo": 1, "answer": "x"})
-    assert caught.kind == "format"
-    for word in ("'foo'", "'answer'", "tokens", "segments", "responses", "completion", "chatml", "search_r1", "react"):
-        assert word in caught.reason
-
-
-def test_verl_dump_is_inexact(error: Any) -> None:
-    caught = error({"input": "a", "output": "<search>", "gts": "x", "score": 1.0, "step": 1, "uid": "u"})
-    assert caught.kind == "inexact"
-    assert "token ids" in caught.reason
-    assert "input_ids, boundaries, loss_mask" in caught.reason
-
-
-def test_format_and_place_can_be_named(read: Any, error: Any, ids: Any) -> None:
-    record = {"deep": {"chat": CHAT}, "messages": "not these", "answer": "Orm"}
-    _check(read(record, keys=FieldKeys(messages="deep.chat")), CHAT_TEXTS, ids, 1)
-    named = read({"messages": CHATML, "answer": "Orm"}, format="messages")
-    assert named.n_turns == 0  # as messages, tool traffic in text is just text
-    assert error({"messages": CHAT, "answer": "Orm"}, format="tokens").kind == "format"
-
-
-def test_no_tokenizer_for_text(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps({"messages": CHAT, "answer": "Orm"}))
-    with pytest.raises(RolloutError, match="needs a tokenizer") as caught:
-        list(read_rollouts(path))
-    assert caught.value.kind == "config"

@@ -1,0 +1,223 @@
+"""Scorer: rollouts in, gold-answer log-probabilities at every tool-call boundary out, one pass a pack."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from trace_fast.backends import pick_device, resolve
+from trace_fast.checks import check_rollout
+from trace_fast.config import Alias
+from trace_fast.errors import ConfigError, RolloutError
+from trace_fast.layout import PackedLayout, pack_layout
+from trace_fast.model import ReferenceModel, load_tokenizer
+from trace_fast.plan import cut_packs, pack_budget
+from trace_fast.rollout import Rollout
+from trace_fast.rollout_score import RolloutScore
+
+Errors = Callable[[RolloutError], None]
+
+
+@dataclass(frozen=True)
+class PackResult:
+    """One scored pack: ``scores[i]`` belongs to ``rollouts[i]``; rollouts that failed are in neither."""
+
+    scores: list[RolloutScore]
+    rollouts: list[Rollout]
+    tokens_unique: int
+    tokens_naive: int
+    seconds: float
+
+
+class Scorer:
+    """A frozen reference model that scores rollouts exactly, in one packed pass.
+
+    Use ``from_pretrained`` or ``from_module``. Results do not depend on how rollouts are packed, bit for bit.
+    """
+
+    def __init__(
+        self, model: ReferenceModel, tokenizer: Any, *, alias: Alias = "max", max_tokens_per_pack: int | None = None
+    ) -> None:
+        if alias not in get_args(Alias):
+            raise ConfigError(f"alias: expected one of {', '.join(get_args(Alias))}, got {alias!r}")
+        self.model = model
+        self.tokenizer = tokenizer
+        self.alias = alias
+        dtype = str(model.dtype).removeprefix("torch.")
+        self.max_tokens_per_pack = pack_budget(max_tokens_per_pack, model.spec, dtype, model.device)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str,
+        *,
+        dtype: str = "bfloat16",
+        device: str = "auto",
+        backend: str = "auto",
+        alias: Alias = "max",
+        max_tokens_per_pack: int | None = None,
+    ) -> Scorer:
+        """Loads a reference model and its tokenizer.
+
+        Args:
+            model: folder, hub id, or GGUF file.
+            dtype: ``float32``, ``bfloat16`` or ``float16``; log-sum-exp and reductions are float32 in each.
+            device: ``auto`` (CUDA when there is one), ``cpu``, ``cuda``, ``cuda:N``.
+            backend: ``auto``, or a name that ``trace-fast info`` lists.
+            alias: how several accepted spellings of an answer become one score: the best (``max``), their ``mean``,
+                or the log of the mean of exp(l-bar) (``logsumexp``; never above the best).
+            max_tokens_per_pack: bound on one pass; ``None`` takes what half of the free memory holds.
+
+        Raises:
+            ConfigError, ModelError: with what was expected and what came.
+        """
+        place = pick_device(device)
+        loaded = ReferenceModel.load(model, dtype=dtype, device=str(place), backends=resolve(backend, place))
+        return cls(loaded, load_tokenizer(model), alias=alias, max_tokens_per_pack=max_tokens_per_pack)
+
+    @classmethod
+    def from_module(
+        cls,
+        module: Any,
+        tokenizer: Any,
+        *,
+        backend: str = "auto",
+        alias: Alias = "max",
+        max_tokens_per_pack: int | None = None,
+    ) -> Scorer:
+        """Around a transformers model that the caller holds; nothing of it is changed between calls.
+
+        Raises:
+            ModelError: not a transformers model, or one that cannot be scored exactly.
+        """
+        device = next(module.parameters()).device
+        name = getattr(module, "name_or_path", "") or type(module).__name__
+        loaded = ReferenceModel.of(module, name, resolve(backend, device))
+        return cls(loaded, tokenizer, alias=alias, max_tokens_per_pack=max_tokens_per_pack)
+
+    @property
+    def reference(self) -> str:
+        """``"name@hash"`` of the weights, as it stands in score records."""
+        return self.model.identity
+
+    def score(
+        self,
+        rollouts: Iterable[Rollout],
+        *,
+        trunk_logprobs: bool = False,
+        errors: Errors | None = None,
+        progress: bool = False,
+    ) -> list[RolloutScore]:
+        """Scores rollouts, in order.
+
+        Args:
+            rollouts: any number, from a list or an iterator.
+            trunk_logprobs: also score every token of each rollout, from the same pass.
+            errors: gets the error of each rollout that cannot be scored, which is then left out of the result;
+                ``None`` raises the first one.
+            progress: show a progress line on a terminal.
+
+        Raises:
+            RolloutError: only when ``errors`` is ``None``.
+        """
+        scores: list[RolloutScore] = []
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, transient=True, disable=not progress) as bar:
+            task = bar.add_task("scoring", total=None)
+            for pack in self.iter_packs(rollouts, trunk_logprobs=trunk_logprobs, errors=errors):
+                scores += pack.scores
+                bar.update(task, description=f"scored {len(scores)} rollouts")
+        return scores
+
+    def iter_packs(
+        self, rollouts: Iterable[Rollout], *, trunk_logprobs: bool = False, errors: Errors | None = None
+    ) -> Iterator[PackResult]:
+        """As ``score``, a pack at a time: what has been yielded is final, so a caller can write and stop anywhere."""
+
+        def report(error: RolloutError) -> None:
+            if errors is None:
+                raise error
+            errors(error)
+
+        def usable() -> Iterator[Rollout]:
+            for rollout in rollouts:
+                try:
+                    check_rollout(rollout, self.model.spec, self.model.vocab_size)
+                except RolloutError as error:
+                    report(error)
+                else:
+                    yield rollout
+
+        for pack in cut_packs(usable(), self.max_tokens_per_pack):
+            started = time.perf_counter()
+            layout = pack_layout(pack)
+            token_logprobs, trunks = self._run(layout, pack, trunk_logprobs)
+            scores, scored = [], []
+            for r, rollout in enumerate(pack):
+                try:
+                    scores.append(self._combine(rollout, layout, r, token_logprobs, trunks[r]))
+                except RolloutError as error:
+                    report(error)
+                else:
+                    scored.append(rollout)
+            yield PackResult(scores, scored, len(layout), layout.tokens_naive, time.perf_counter() - started)
+
+    def _run(
+        self, layout: PackedLayout, pack: list[Rollout], trunk_logprobs: bool
+    ) -> tuple[np.ndarray, list[np.ndarray | None]]:
+        """Log-probabilities of all answer tokens of the pack, and of each rollout's own tokens when asked for."""
+        hidden = self.model.hidden_states(layout)
+        rows, targets = [layout.target_rows], [layout.target_ids]
+        if trunk_logprobs:
+            rows += [layout.trunk_rows(r)[:-1] for r in range(len(pack))]
+            targets += [rollout.input_ids[1:] for rollout in pack]
+        pairs = np.stack([np.concatenate(rows), np.concatenate(targets)], axis=1)
+        distinct, place = np.unique(pairs, axis=0, return_inverse=True)  # states and rollouts repeat each other
+        logprobs = self.model.token_logprobs(
+            hidden, torch.as_tensor(distinct[:, 0]), torch.as_tensor(distinct[:, 1])
+        ).numpy()[place.reshape(-1)]
+        parts = np.split(logprobs, np.cumsum([len(r) for r in rows])[:-1])
+        return parts[0], list(parts[1:]) if trunk_logprobs else [None] * len(pack)
+
+    def _combine(
+        self, rollout: Rollout, layout: PackedLayout, index: int, logprobs: np.ndarray, trunk: np.ndarray | None
+    ) -> RolloutScore:
+        """Items of one rollout → its score; aliases are combined a state at a time."""
+        states, aliases = rollout.n_states, len(rollout.answers)
+        means = np.empty((states, aliases))
+        tokens: dict[tuple[int, int], np.ndarray] = {}
+        for item in np.flatnonzero(layout.item_rollout == index):
+            k, a = int(layout.item_state[item]), int(layout.item_alias[item])
+            tokens[k, a] = logprobs[layout.cu_targets[item] : layout.cu_targets[item + 1]]
+            means[k, a] = tokens[k, a].mean(dtype=np.float64)
+        best = np.argmax(means, axis=1)
+        if self.alias == "max":
+            combined = means.max(axis=1)
+        elif self.alias == "mean":
+            combined = means.mean(axis=1)
+        else:
+            peak = means.max(axis=1)
+            combined = peak + np.log(np.exp(means - peak[:, None]).mean(axis=1))
+        return RolloutScore(
+            id=rollout.id,
+            group=rollout.group,
+            n_turns=rollout.n_turns,
+            boundaries=rollout.boundaries,
+            mean_logprobs=combined,
+            alias_mean_logprobs=means,
+            alias=best,
+            token_logprobs=tuple(tokens[k, int(best[k])] for k in range(states)),
+            answer=rollout.answer_texts[best[-1]] if rollout.answer_texts else None,
+            answer_ids=rollout.answers[best[-1]],
+            reward=rollout.reward,
+            trunk_logprobs=trunk,
+            model=self.reference,
+            source=rollout.source,
+            extra=rollout.extra,
+        )
