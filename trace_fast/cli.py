@@ -72,7 +72,7 @@ def build_app(open_scorer: OpenScorer | None = None) -> typer.Typer:
 def _add_score(app: typer.Typer, open_scorer: OpenScorer | None) -> None:
     default = CreditConfig()
 
-    @app.command()
+    @app.command(short_help="Score rollouts and their turns.")
     def score(
         inputs: InputFiles,
         model: Model,
@@ -151,7 +151,7 @@ def _add_score(app: typer.Typer, open_scorer: OpenScorer | None) -> None:
 
 
 def _add_plan(app: typer.Typer) -> None:
-    @app.command()
+    @app.command(short_help="Say what scoring would take.")
     def plan(
         inputs: InputFiles,
         model: Model,
@@ -183,7 +183,7 @@ def _add_plan(app: typer.Typer) -> None:
 
 
 def _add_report(app: typer.Typer) -> None:
-    @app.command()
+    @app.command(short_help="Write an HTML page of scores.")
     def report(
         scores: Annotated[str, typer.Argument(metavar="SCORES.jsonl", help="Output of trace-fast score.")],
         out: Annotated[str, typer.Option("--out", "-o", metavar="FILE.html", help="The page to write.")],
@@ -214,7 +214,7 @@ def _add_report(app: typer.Typer) -> None:
 
 
 def _add_info(app: typer.Typer) -> None:
-    @app.command()
+    @app.command(short_help="Show what is installed and chosen, and why.")
     def info(json: AsJson = False) -> None:
         """Show versions, devices, native code, chosen implementations, and what is missing and why."""
         from trace_fast.cli_info import run_info
@@ -225,7 +225,7 @@ def _add_info(app: typer.Typer) -> None:
 
 
 def _add_demo(app: typer.Typer, open_scorer: OpenScorer | None) -> None:
-    @app.command()
+    @app.command(short_help="Score the shipped examples with a small model.")
     def demo(
         out: Annotated[
             str, typer.Option("--out", "-o", metavar="DIR", help="Folder for scores and report.")

@@ -1,0 +1,236 @@
+"""prefix_attention against its float64 oracle, and what may never reach a row: other branches, NaN, its pack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import random_rollout
+
+from trace_fast.errors import ConfigError
+from trace_fast.kernels.prefix_attention import plan_attention, prefix_attention
+from trace_fast.kernels.prefix_attention.tiles import DEPTH_BLOCK, plan_tiles
+from trace_fast.layout import SpanRanges, pack_layout, rows_of
+from trace_fast.rollout import Rollout
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window-1": {"window": 1},
+    "window-7": {"window": 7},
+    "window-700": {"window": 700},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": True},
+    "everything": {"window": 90, "softcap": 3.0, "sinks": True},
+}
+
+
+def pack(seed: int = 0, prompt: int = 400) -> list[Rollout]:
+    """A group with a shared prompt, branches at many depths, and trunks across depth blocks."""
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(3, 99, prompt)
+    return [
+        random_rollout(rng, f"r{i}", prompt=shared, turns=3 + i, tokens=n, answers=(1, 9), opener=i)
+        for i, n in enumerate((60, 300, 700))
+    ]
+
+
+def inputs(
+    rows: int, heads: int = 4, kv_heads: int = 2, dim: int = 32, dtype: torch.dtype = torch.float32
+) -> list[torch.Tensor]:
+    return [torch.randn(rows, h, dim, dtype=torch.float64).to(dtype) for h in (heads, kv_heads, kv_heads)]
+
+
+def run(backend: str, tensors: list[torch.Tensor], spans: SpanRanges, *, sinks: bool = False, **features: Any) -> torch.Tensor:
+    sinks_H = torch.linspace(-2, 3, tensors[0].shape[1], dtype=tensors[0].dtype) if sinks else None
+    return prefix_attention(*tensors, plan_attention(spans, backend), scale=0.3, sinks_H=sinks_H, **features)
+
+
+def no_further_than_eager(tensors: list[torch.Tensor], spans: SpanRanges, **features: Any) -> torch.Tensor:
+    """Runs the tiles; their error against float64 is bounded by eager attention's own in the same dtype.
+
+    Both accumulate in float32 and round once to the dtype. The tiles sum in another order and may round the weights
+    to the dtype before the second product: one unit of the largest value more.
+    """
+    truth = run("reference", [t.double() for t in tensors], spans, **features)
+    ours = run("torch", tensors, spans, **features)
+    error = (ours.double() - truth).abs()
+    eager = (run("reference", tensors, spans, **features).double() - truth).abs()
+    unit = torch.finfo(ours.dtype).eps * tensors[2].double().abs().max()
+    assert error.max() <= 1.25 * eager.max() + unit
+    assert error.mean() <= 1.25 * eager.mean() + unit / 64
+    return ours
+
+
+@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_tiles_are_no_further_from_the_truth_than_eager_attention(features: dict[str, Any], dtype: torch.dtype) -> None:
+    layout = pack_layout(pack())
+    tensors = inputs(len(layout) + 3, dtype=dtype)
+    ours = no_further_than_eager(tensors, layout.spans, **features)
+    assert ours.dtype == dtype
+    assert (ours[len(layout) :] == 0).all(), "padding rows give zeros"
+
+
+@pytest.mark.parametrize("dim", [32, 48, 60, 64, 80, 96, 112, 128, 192, 256])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 1), (6, 3)])
+def test_head_dims_and_groups(dim: int, heads: int, kv_heads: int) -> None:
+    layout = pack_layout(pack(1, prompt=30)[:2])
+    tensors = inputs(len(layout), heads, kv_heads, dim)
+    no_further_than_eager(tensors, layout.spans)
+
+
+def test_value_heads_may_have_another_size() -> None:
+    layout = pack_layout(pack(2, prompt=30)[:1])
+    query, key, _ = inputs(len(layout), dim=48)
+    value = torch.randn(len(layout), 2, 32)
+    no_further_than_eager([query, key, value], layout.spans)
+
+
+@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
+def test_float64_is_float64_throughout(features: dict[str, Any]) -> None:
+    layout = pack_layout(pack(10, prompt=50)[:2])
+    tensors = inputs(len(layout), dtype=torch.float64)
+    truth = run("reference", tensors, layout.spans, **features)
+    torch.testing.assert_close(run("torch", tensors, layout.spans, **features), truth, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_a_row_reads_its_own_path_and_nothing_else(backend: str) -> None:
+    """Poison every row outside one branch's path: the branch must not change by a bit, nor notice NaN."""
+    layout = pack_layout(pack(3))
+    spans = layout.spans
+    tensors = inputs(len(layout))
+    clean = run(backend, tensors, spans)
+    for p in (1, len(spans) // 2, len(spans) - 1):
+        own = torch.arange(int(spans.starts[p]), int(spans.ends[p]))
+        path = torch.cat([torch.as_tensor(rows_of(spans.ancestors(p))), own])
+        others = torch.ones(len(layout), dtype=torch.bool).index_fill_(0, path, False)
+        for poison in (float("nan"), float("inf"), 1e4):
+            dirty = [t.masked_fill(others[:, None, None], poison) for t in tensors]
+            assert torch.equal(run(backend, dirty, spans)[own], clean[own]), (p, poison)
+
+
+def test_a_broken_row_stays_broken_and_breaks_only_what_follows_it() -> None:
+    layout = pack_layout(pack(4))
+    tensors = inputs(len(layout))
+    clean = run("torch", tensors, layout.spans)
+    tensors[1][200] = float("nan")  # in the shared prompt: rows behind it, of every rollout, must show it
+    broken = run("torch", tensors, layout.spans)
+    assert torch.equal(broken[:200], clean[:200])
+    for p in range(len(layout.spans)):
+        rows = slice(int(layout.spans.starts[p]), int(layout.spans.ends[p]))
+        assert broken[rows][layout.positions[rows] >= 200].isnan().all()
+
+
+def test_padding_rows_never_show() -> None:
+    layout = pack_layout(pack(5))
+    tensors = inputs(len(layout) + 60)
+    for t in tensors:
+        t[len(layout) :] = float("nan")
+    out = run("torch", tensors, layout.spans)
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_rows_are_bit_equal_alone_and_in_any_pack(features: dict[str, Any], dtype: torch.dtype) -> None:
+    group = pack(6)
+    together = pack_layout([*group, *pack(7), group[0]])
+    tensors = inputs(len(together), dtype=dtype)
+    out = run("torch", tensors, together.spans, **features)
+    by_path = {}
+    for p in range(len(together.spans)):
+        before = rows_of(together.spans.ancestors(p)).tolist()
+        own = range(int(together.spans.starts[p]), int(together.spans.ends[p]))
+        for i, row in enumerate(own):
+            by_path[tuple(together.input_ids[[*before, *own[: i + 1]]])] = row
+    for rollout in group:
+        alone = pack_layout([rollout])
+        place = []
+        for p in range(len(alone.spans)):
+            before = rows_of(alone.spans.ancestors(p)).tolist()
+            own = range(int(alone.spans.starts[p]), int(alone.spans.ends[p]))
+            place += [by_path[tuple(alone.input_ids[[*before, *own[: i + 1]]])] for i in range(len(own))]
+        picked = [t[place] for t in tensors]
+        assert torch.equal(run("torch", picked, alone.spans, **features), out[place])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 31, 32, 33, 34, 63, 64, 65, 191, 192, 193, DEPTH_BLOCK - 1, DEPTH_BLOCK])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_span_of_any_length_gets_the_bits_of_the_whole(count: int, dtype: torch.dtype) -> None:
+    """The facts about torch's kernels that ``tiles`` and ``torch_impl`` build on."""
+    total = 2 * DEPTH_BLOCK + 100
+    tensors = inputs(total, dtype=dtype)
+    whole = run("torch", tensors, SpanRanges.single(total))
+    for start in (DEPTH_BLOCK - 1, DEPTH_BLOCK, DEPTH_BLOCK + 77):
+        rows = torch.arange(start + count)
+        spans = SpanRanges(
+            n_rows=start + count,
+            starts=np.array([start]),
+            ends=np.array([start + count]),
+            depths=np.array([start]),
+            ranges=np.array([[0, start]]),
+            cu_ranges=np.array([0, 1]),
+        )
+        part = run("torch", [t[rows] for t in tensors], spans)
+        assert torch.equal(part[start:], whole[start : start + count])
+
+
+def test_the_plan_copies_each_branch_once_and_the_trunk_once_more_at_most() -> None:
+    rollout = random_rollout(np.random.default_rng(8), turns=60, tokens=4000, answers=(8,), opener=5)
+    layout = pack_layout([rollout])
+    tiles = plan_tiles(layout.spans)
+    assert sum(t.count for t in tiles) == len(layout)
+    copied = sum(c.count for t in tiles for c in t.copies)
+    assert copied <= 4020 + DEPTH_BLOCK + 62 * 2 * DEPTH_BLOCK, "a branch may touch its depth block, not its path"
+
+
+def test_gradients_of_the_oracle_are_those_of_dense_attention() -> None:
+    layout = pack_layout(pack(9, prompt=10)[:1])
+    tensors = [t.double().requires_grad_() for t in inputs(len(layout))]
+    weight = torch.randn(len(layout), 4, 32, dtype=torch.float64)
+    (run("reference", tensors, layout.spans) * weight).sum().backward()
+    mask = torch.full((len(layout), len(layout)), float("-inf"), dtype=torch.float64)
+    for p in range(len(layout.spans)):
+        before = rows_of(layout.spans.ancestors(p))
+        for row in range(int(layout.spans.starts[p]), int(layout.spans.ends[p])):
+            mask[row, before] = 0
+            mask[row, int(layout.spans.starts[p]) : row + 1] = 0
+    dense = [t.detach().requires_grad_() for t in tensors]
+    query, key, value = (t.transpose(0, 1) for t in dense)
+    scores = query @ key.repeat_interleave(2, 0).transpose(1, 2) * 0.3 + mask
+    ((scores.softmax(-1) @ value.repeat_interleave(2, 0)).transpose(0, 1) * weight).sum().backward()
+    for ours, theirs in zip(tensors, dense, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: [t[0][:, :3], t[1], t[2]], "query heads: expected a multiple of the 2 key heads, got 3"),
+        (lambda t: [t[0], t[1][:5], t[2]], "key: expected 20 rows as the query, got 5"),
+        (lambda t: [t[0], t[1].double(), t[2]], "key: expected the query's dtype torch.float32, got torch.float64"),
+        (lambda t: [t[0], t[1][..., :8], t[2]], "key: expected head_dim 32 as the query, got 8"),
+        (lambda t: [t[0], t[1], t[2][:, :1]], "value: expected 2 heads as the key, got 1"),
+        (lambda t: [t[0][None], t[1], t[2]], r"query: expected a \(rows, heads, head_dim\) tensor, got shape \(1, 20, 4, 32\)"),
+        (lambda t: [t[0].long(), t[1], t[2]], "query: expected a floating-point dtype, got torch.int64"),
+        (lambda t: [x[:9] for x in t], "query: expected at least the 20 rows of the spans, got 9"),
+    ],
+)
+def test_wrong_tensors_are_named(change: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run("torch", change(inputs(20)), SpanRanges.single(20))
+
+
+def test_wrong_settings_are_named() -> None:
+    spans, tensors = SpanRanges.single(4), inputs(4)
+    with pytest.raises(ConfigError, match="window: expected None or at least 1, got 0"):
+        run("torch", tensors, spans, window=0)
+    with pytest.raises(ConfigError, match="softcap: expected None or a positive number, got -1"):
+        run("torch", tensors, spans, softcap=-1.0)
+    with pytest.raises(ConfigError, match="expected backend in .*'reference', 'torch'.*, got 'cuda'"):
+        plan_attention(spans, "cuda")
+    with pytest.raises(ConfigError, match=r"sinks: expected shape \(4,\), got shape \(3,\)"):
+        prefix_attention(*tensors, plan_attention(spans, "torch"), scale=1.0, sinks_H=torch.zeros(3))
