@@ -15,6 +15,7 @@ STAMPS := $(VENV)/.stamps
 OUT ?= out
 TESTS ?= tests
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 # What an installation depends on: an op folder that appears changes the mapping in setup.py.
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*) \
@@ -53,7 +54,7 @@ typecheck: $(STAMPS)/dev
 	    | sed -e 's#^trace_fast/kernels/\([^/]*\)/#kernels/\1/#' -e 's#^trace_fast/trainer/#trainer/#'
 
 bench-score: $(STAMPS)/dev $(STAMPS)/demo-data
-	$(BIN)/python -m pytest -p no:xdist -s benchmarks/bench_score.py $(PYTEST_ARGS)
+	$(BIN)/python benchmarks/bench_score.py $(BENCH_ARGS)
 
 # The report is tested in a real browser. Without one those tests are skipped and say so.
 browser:

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 ROW_BLOCK = 256  # rows a product; packs are padded to a multiple
-SHARE = 32768  # elements that ATen gives one thread at least (its grain size), and a multiple of any vector width
+GRAIN = 32768  # elements that ATen gives one thread at least
+SHARE = 16384  # elements that no function here splits among threads (gelu is the first to), whole vectors
 VECTOR = 64  # elements; ATen's loops take at most two 512-bit vectors of 16-bit numbers a step
 
 _LINEAR = {F.linear}
@@ -77,8 +78,11 @@ def _has_odd_ends(x: torch.Tensor) -> bool:
     """Whether ATen would split ``x`` among threads at places that are no multiple of its vector width."""
     if x.device.type != "cpu" or not x.is_floating_point():
         return False
-    shares = max(1, min(torch.get_num_threads(), -(-x.numel() // SHARE)))
-    return not x.is_contiguous() or x.numel() % VECTOR != 0 or -(-x.numel() // shares) % VECTOR != 0
+    threads = torch.get_num_threads()
+    splits = {max(1, min(threads, -(-x.numel() // GRAIN))), threads if x.numel() > SHARE else 1}  # most functions, gelu
+    return (
+        not x.is_contiguous() or x.numel() % VECTOR != 0 or any(-(-x.numel() // n) % VECTOR != 0 for n in splits)
+    )
 
 
 def _by_shares(

@@ -25,13 +25,13 @@ EAGER_ROWS = 64  # query rows a tile where scores are materialised: bounds memor
 class _Visibility:
     """The additive mask of every tile, as views of one table: entry (i, j) depends on j - i only."""
 
-    table: torch.Tensor  # (DEPTH_BLOCK + ROW_MULTIPLE, origin + DEPTH_BLOCK)
+    table: torch.Tensor  # (DEPTH_BLOCK + EAGER_ROWS, origin + DEPTH_BLOCK)
     origin: int  # column of the tile's own depth block
 
     @classmethod
     def build(cls, tiles: list[Tile], window: int | None, dtype: torch.dtype, device: torch.device) -> _Visibility:
         origin = max((t.keys - DEPTH_BLOCK - first_key(t, window) for t in tiles), default=0)
-        rows = torch.arange(DEPTH_BLOCK + ROW_MULTIPLE, device=device)[:, None]
+        rows = torch.arange(DEPTH_BLOCK + EAGER_ROWS, device=device)[:, None]
         columns = torch.arange(-origin, DEPTH_BLOCK, device=device)[None, :]
         hidden = columns > rows
         if window is not None:
@@ -100,7 +100,7 @@ class TorchPlan:
                 if hold_back is not None:  # hidden from these rows, but 0 * NaN would reach them
                     keys, values = keys.clone(), values.clone()
                     keys[:, hold_back - low :], values[:, hold_back - low :] = 0, 0
-                padded = count + -count % ROW_MULTIPLE
+                padded = count + -count % attend.row_multiple
                 query_QHD = query_NHD[row : row + count]
                 if padded != count:
                     query_QHD = F.pad(query_QHD, (0, 0, 0, 0, 0, padded - count))
@@ -137,6 +137,7 @@ def _broken_keys(key_NKD: torch.Tensor, value_NKD: torch.Tensor) -> torch.Tensor
 
 class _FusedTile:
     max_rows = DEPTH_BLOCK
+    row_multiple = ROW_MULTIPLE
 
     @staticmethod
     def mask_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -159,7 +160,7 @@ class _FusedTile:
 class _EagerTile:
     """Scores in memory, in float32 (float64 for float64): for softcap and sinks, which SDPA does not have."""
 
-    max_rows = EAGER_ROWS
+    max_rows = row_multiple = EAGER_ROWS  # one shape only: threads split these products by rows
 
     def __init__(self, softcap: float | None, sinks_H: torch.Tensor | None) -> None:
         self.softcap, self.sinks_H = softcap, sinks_H
