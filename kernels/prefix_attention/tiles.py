@@ -61,6 +61,30 @@ def plan_tiles(spans: SpanRanges) -> list[Tile]:
     return tiles
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Keys ``start:end`` of a tile. Unmasked parts are seen by every row of the tile's depth block.
+
+    ``distance`` is the depth block's first depth less ``start``: with it a mask needs no depths.
+    """
+
+    start: int
+    end: int
+    masked: bool
+    distance: int
+
+
+def key_parts(tile: Tile, window: int | None) -> list[Part]:
+    """Splits a tile's keys at depths that follow from its depth block alone: cut by the window, whole, its own."""
+    own = tile.keys - DEPTH_BLOCK
+    low = whole = 0
+    if window is not None:
+        low = max(own - window + 1, 0) // DEPTH_BLOCK * DEPTH_BLOCK
+        whole = min(-(-max(tile.keys - window, 0) // DEPTH_BLOCK) * DEPTH_BLOCK, own)
+    parts = [Part(low, whole, True, own - low), Part(whole, own, False, own - whole), Part(own, tile.keys, True, 0)]
+    return [part for part in parts if part.start < part.end]
+
+
 def buffer_depth(tiles: list[Tile]) -> int:
     """Depths that the key buffer needs."""
     return max((tile.keys for tile in tiles), default=0)
@@ -107,4 +131,4 @@ def _overlay(held: list[Copy], path: list[Copy]) -> list[Copy]:
     return [part for part in path if part.count] + rest
 
 
-__all__ = ["DEPTH_BLOCK", "Copy", "Tile", "buffer_depth", "plan_tiles"]
+__all__ = ["DEPTH_BLOCK", "Copy", "Part", "Tile", "buffer_depth", "key_parts", "plan_tiles"]

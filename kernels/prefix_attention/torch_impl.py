@@ -1,55 +1,36 @@
-"""Tiled prefix_attention on torch's own kernels: fused SDPA where it applies, eager tiles for softcap and sinks.
+"""Tiled prefix_attention on torch's own kernels: fused flash tiles, eager tiles where there is a softcap.
 
-See ``tiles`` for why a row's result does not depend on its pack. Three facts of torch's CPU kernels are used and
-kept by tests: a matrix product's row does not depend on the other rows as long as there are a few of them (query
-rows are padded to ``ROW_MULTIPLE``); the flash kernel walks keys in blocks of ``DEPTH_BLOCK`` from the first key
-on; a wholly hidden block leaves its running softmax untouched.
+See ``tiles`` for why a row's result does not depend on its pack. On the CPU a tile's keys fall into parts at fixed
+depths: the blocks that all its rows see (no mask), the block of their own depth, and the blocks that a window cuts;
+each part is one call of torch's flash kernel, query heads of one key head folded into its rows, and parts are merged
+by their log-sum-exp. A sink is one more part without a value. Three facts of torch's kernels are used, and kept by
+tests: a matrix product's row does not depend on the other rows as long as there are a few of them (query rows are
+padded to ``ROW_MULTIPLE``); the flash kernel walks keys in blocks of ``DEPTH_BLOCK`` from the first key on; a wholly
+hidden block leaves its running softmax untouched.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from trace_fast.kernels.prefix_attention.tiles import DEPTH_BLOCK, Tile, buffer_depth, plan_tiles
+from trace_fast.kernels.prefix_attention.tiles import DEPTH_BLOCK, Part, Tile, buffer_depth, key_parts, plan_tiles
 from trace_fast.layout import SpanRanges
 
 ROW_MULTIPLE = 4  # fewer rows than this take another GEMM kernel, with other rounding
 EAGER_ROWS = 64  # query rows a tile where scores are materialised: bounds memory at heads x rows x keys
 
 
+class Mask(NamedTuple):
+    """Additive mask of a part, and which of its rows see no key of the part at all."""
 
-@dataclass(frozen=True, slots=True)
-class _Visibility:
-    """The additive mask of every tile, as views of one table: entry (i, j) depends on j - i only."""
+    values: torch.Tensor  # (rows, keys) 0 or -inf
+    blind: torch.Tensor  # (rows,) bool
 
-    table: torch.Tensor  # (DEPTH_BLOCK + EAGER_ROWS, origin + DEPTH_BLOCK)
-    origin: int  # column of the tile's own depth block
-
-    @classmethod
-    def build(cls, tiles: list[Tile], window: int | None, dtype: torch.dtype, device: torch.device) -> _Visibility:
-        origin = max((t.keys - DEPTH_BLOCK - first_key(t, window) for t in tiles), default=0)
-        rows = torch.arange(DEPTH_BLOCK + EAGER_ROWS, device=device)[:, None]
-        columns = torch.arange(-origin, DEPTH_BLOCK, device=device)[None, :]
-        hidden = columns > rows
-        if window is not None:
-            hidden |= columns <= rows - window
-        table = torch.zeros(hidden.shape, dtype=dtype, device=device)
-        return cls(table.masked_fill_(hidden, float("-inf")), origin)
-
-    def of(self, depth: int, count: int, keys: int) -> torch.Tensor:
-        first_row = depth % DEPTH_BLOCK
-        return self.table[first_row : first_row + count, self.origin + DEPTH_BLOCK - keys :]
-
-
-def first_key(tile: Tile, window: int | None) -> int:
-    """First depth whose key block some row of the tile's depth block can see."""
-    if window is None:
-        return 0
-    block_start = tile.keys - DEPTH_BLOCK
-    return max(block_start - window + 1, 0) // DEPTH_BLOCK * DEPTH_BLOCK
+    def of_rows(self, first: int, count: int) -> Mask:
+        return Mask(self.values[first : first + count], self.blind[first : first + count])
 
 
 class TorchPlan:
@@ -59,13 +40,7 @@ class TorchPlan:
         self.spans = spans
         self.tiles = plan_tiles(spans)
         self.depth = buffer_depth(self.tiles)
-        self._masks: dict[tuple[int | None, torch.dtype, torch.device], _Visibility] = {}
-
-    def _visibility(self, window: int | None, dtype: torch.dtype, device: torch.device) -> _Visibility:
-        key = (window, dtype, device)
-        if key not in self._masks:
-            self._masks[key] = _Visibility.build(self.tiles, window, dtype, device)
-        return self._masks[key]
+        self._masks: dict[tuple[int, int, int | None, torch.dtype, torch.device], Mask] = {}
 
     def run(
         self,
@@ -81,8 +56,8 @@ class TorchPlan:
         """See ``prefix_attention``. Forward only; extra memory: one path of keys and values, one tile's scores."""
         key_KSD, value_KSD = (t.new_zeros(t.shape[1], self.depth, t.shape[2]) for t in (key_NKD, value_NKD))
         out_NHD = query_NHD.new_zeros(len(query_NHD), query_NHD.shape[1], value_NKD.shape[2])
-        attend = _FusedTile() if softcap is None and sinks_H is None else _EagerTile(softcap, sinks_H)
-        visibility = self._visibility(window, attend.mask_dtype(query_NHD.dtype), query_NHD.device)
+        flash = softcap is None and query_NHD.device.type == "cpu" and query_NHD.shape[2] == value_NKD.shape[2]
+        attend = _FlashTile(scale, sinks_H) if flash else _EagerTile(scale, softcap, sinks_H)
         broken_N = _broken_keys(key_NKD, value_NKD)
         for tile in self.tiles:
             for copy in tile.copies:
@@ -94,19 +69,38 @@ class TorchPlan:
                     rows = slice(copy.row, copy.row + copy.count)
                     key_KSD[:, to] = key_NKD[rows].transpose(0, 1)
                     value_KSD[:, to] = value_NKD[rows].transpose(0, 1)
-            low = first_key(tile, window)
+            parts = key_parts(tile, window)
             for row, count, first, hold_back in _pieces(tile, broken_N, attend.max_rows):
-                keys, values = key_KSD[:, low : tile.keys], value_KSD[:, low : tile.keys]
+                keys, values = key_KSD[:, : tile.keys], value_KSD[:, : tile.keys]
                 if hold_back is not None:  # hidden from these rows, but 0 * NaN would reach them
                     keys, values = keys.clone(), values.clone()
-                    keys[:, hold_back - low :], values[:, hold_back - low :] = 0, 0
+                    keys[:, hold_back:], values[:, hold_back:] = 0, 0
                 padded = count + -count % attend.row_multiple
                 query_QHD = query_NHD[row : row + count]
                 if padded != count:
                     query_QHD = F.pad(query_QHD, (0, 0, 0, 0, 0, padded - count))
-                mask_QS = visibility.of(first, padded, tile.keys - low)
-                out_NHD[row : row + count] = attend(query_QHD, keys, values, mask_QS, scale)[:count]
+                masks = [self._mask(part, window, attend.mask_dtype(query_NHD.dtype), query_NHD.device) for part in parts]
+                at = first % DEPTH_BLOCK
+                masks = [None if m is None else m.of_rows(at, padded) for m in masks]
+                out_NHD[row : row + count] = attend(query_QHD, keys, values, parts, masks)[:count]
         return out_NHD
+
+    def _mask(
+        self, part: Part, window: int | None, dtype: torch.dtype, device: torch.device
+    ) -> Mask | None:
+        """Mask of a whole depth block against a part; depends on their distance only, so few exist."""
+        if not part.masked:
+            return None
+        key = (part.distance, part.end - part.start, window, dtype, device)
+        if key not in self._masks:
+            rows = torch.arange(DEPTH_BLOCK + EAGER_ROWS, device=device)[:, None] + part.distance
+            columns = torch.arange(part.end - part.start, device=device)[None, :]
+            hidden = columns > rows
+            if window is not None:
+                hidden |= columns <= rows - window
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+            self._masks[key] = Mask(mask.masked_fill_(hidden, float("-inf")), hidden.all(1))
+        return self._masks[key]
 
 
 def _pieces(
@@ -135,52 +129,98 @@ def _broken_keys(key_NKD: torch.Tensor, value_NKD: torch.Tensor) -> torch.Tensor
     return ~(torch.isfinite(key_NKD).all(-1).all(-1) & torch.isfinite(value_NKD).all(-1).all(-1)).cpu()
 
 
-class _FusedTile:
+class _FlashTile:
+    """torch's CPU flash kernel, a call a part; merged in float32 (float64 for float64)."""
+
     max_rows = DEPTH_BLOCK
     row_multiple = ROW_MULTIPLE
+
+    def __init__(self, scale: float, sinks_H: torch.Tensor | None) -> None:
+        self.scale, self.sinks_H = scale, sinks_H
 
     @staticmethod
     def mask_dtype(dtype: torch.dtype) -> torch.dtype:
         return dtype
 
     def __call__(
-        self, query_QHD: torch.Tensor, key_KSD: torch.Tensor, value_KSD: torch.Tensor, mask_QS: torch.Tensor, scale: float
+        self,
+        query_QHD: torch.Tensor,
+        key_KSD: torch.Tensor,
+        value_KSD: torch.Tensor,
+        parts: list[Part],
+        masks: list[Mask | None],
     ) -> torch.Tensor:
-        out_1HQD = F.scaled_dot_product_attention(
-            query_QHD.transpose(0, 1)[None],
-            key_KSD[None],
-            value_KSD[None],
-            attn_mask=mask_QS[None, None],
-            scale=scale,
-            enable_gqa=query_QHD.shape[1] != key_KSD.shape[0],
-        )
-        return out_1HQD[0].transpose(0, 1)
+        rows, heads, dim = query_QHD.shape
+        kv_heads = len(key_KSD)
+        query = query_QHD.transpose(0, 1).reshape(1, kv_heads, -1, dim)  # rows of head g follow those of head g-1
+        outs, sums = [], []
+        for part, mask in zip(parts, masks, strict=True):
+            out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query,
+                key_KSD[None, :, part.start : part.end],
+                value_KSD[None, :, part.start : part.end],
+                attn_mask=None if mask is None else mask.values.repeat(heads // kv_heads, 1)[None, None],
+                scale=self.scale,
+            )
+            log_sum = log_sum[0].reshape(kv_heads, -1, 1)
+            if mask is not None and part.distance:  # the kernel gives a row without keys the value 0 and the sum 0
+                log_sum = log_sum.masked_fill(mask.blind.repeat(heads // kv_heads)[:, None], float("-inf"))
+            outs.append(out[0])
+            sums.append(log_sum)
+        if len(outs) == 1 and self.sinks_H is None:
+            out = outs[0]
+        else:
+            out = self._merge(outs, sums, rows)
+        return out.reshape(heads, rows, -1).transpose(0, 1)
+
+    def _merge(self, outs: list[torch.Tensor], sums: list[torch.Tensor], rows: int) -> torch.Tensor:
+        peak = sums[0]
+        for other in sums[1:]:
+            peak = torch.maximum(peak, other)
+        if self.sinks_H is not None:
+            sink = self.sinks_H.to(peak.dtype).repeat_interleave(rows).reshape(peak.shape)
+            peak = torch.maximum(peak, sink)
+        total = (sink - peak).exp() if self.sinks_H is not None else torch.zeros_like(peak)
+        merged = torch.zeros(outs[0].shape, dtype=peak.dtype, device=peak.device)
+        for out, log_sum in zip(outs, sums, strict=True):
+            weight = (log_sum - peak).exp()
+            total = total + weight
+            merged += out * weight
+        return (merged / total).to(outs[0].dtype)
 
 
 class _EagerTile:
-    """Scores in memory, in float32 (float64 for float64): for softcap and sinks, which SDPA does not have."""
+    """Scores in memory, in float32 (float64 for float64): for softcap, and for devices without the flash kernel."""
 
     max_rows = row_multiple = EAGER_ROWS  # one shape only: threads split these products by rows
 
-    def __init__(self, softcap: float | None, sinks_H: torch.Tensor | None) -> None:
-        self.softcap, self.sinks_H = softcap, sinks_H
+    def __init__(self, scale: float, softcap: float | None, sinks_H: torch.Tensor | None) -> None:
+        self.scale, self.softcap, self.sinks_H = scale, softcap, sinks_H
 
     @staticmethod
     def mask_dtype(dtype: torch.dtype) -> torch.dtype:
         return torch.float64 if dtype == torch.float64 else torch.float32
 
     def __call__(
-        self, query_QHD: torch.Tensor, key_KSD: torch.Tensor, value_KSD: torch.Tensor, mask_QS: torch.Tensor, scale: float
+        self,
+        query_QHD: torch.Tensor,
+        key_KSD: torch.Tensor,
+        value_KSD: torch.Tensor,
+        parts: list[Part],
+        masks: list[Mask | None],
     ) -> torch.Tensor:
-        accumulate = mask_QS.dtype
+        accumulate = self.mask_dtype(query_QHD.dtype)
         rows, heads, dim = query_QHD.shape
-        kv_heads = key_KSD.shape[0]
-        folded = (kv_heads, heads // kv_heads, rows)  # query heads of one K/V head fold into the rows
+        kv_heads, low = len(key_KSD), parts[0].start
+        folded = (kv_heads, heads // kv_heads, rows)  # query heads of one key head fold into the rows
         query = query_QHD.to(accumulate).transpose(0, 1).reshape(kv_heads, -1, dim)
-        scores = torch.bmm(query, key_KSD.to(accumulate).transpose(1, 2)).mul_(scale)
+        scores = torch.bmm(query, key_KSD[:, low:].to(accumulate).transpose(1, 2)).mul_(self.scale)
         if self.softcap is not None:
             scores = scores.div_(self.softcap).tanh().mul_(self.softcap)
-        scores = scores.view(*folded, -1).add_(mask_QS)
+        scores = scores.view(*folded, -1)
+        for part, mask in zip(parts, masks, strict=True):
+            if mask is not None:
+                scores[..., part.start - low : part.end - low].add_(mask.values)
         peak = scores.amax(-1, keepdim=True)
         if self.sinks_H is not None:
             sink = self.sinks_H.to(accumulate).view(kv_heads, -1, 1, 1)
@@ -189,6 +229,6 @@ class _EagerTile:
         total = weights.sum(-1, keepdim=True)
         if self.sinks_H is not None:
             total = total + (sink - peak).exp()
-        out = torch.bmm(weights.view(kv_heads, -1, weights.shape[-1]), value_KSD.to(accumulate))
+        out = torch.bmm(weights.view(kv_heads, -1, weights.shape[-1]), value_KSD[:, low:].to(accumulate))
         out = out.view(*folded, -1) / total
         return out.reshape(heads, rows, -1).transpose(0, 1).to(query_QHD.dtype)

@@ -53,6 +53,15 @@ def score_exactly(module: PreTrainedModel, pack: list[tf.Rollout]) -> list[tf.Ro
     return scores
 
 
+def gpt_oss_with_sinks(offset: float, **changes: int) -> PreTrainedModel:
+    """The tiny gpt-oss with all its sinks shifted."""
+    module = tiny_model("gpt-oss", **changes)
+    with torch.no_grad():
+        for layer in module.model.layers:
+            layer.self_attn.sinks.add_(offset)
+    return module
+
+
 def nested_pack(seed: int = 0) -> list[tf.Rollout]:
     """Each rollout leaves the one before in the middle of a turn; openers and aliases share beginnings, too."""
     rng = np.random.default_rng(seed)
@@ -106,13 +115,9 @@ def test_hybrid_layers_are_refused_instead_of_running_across_rollouts() -> None:
 @pytest.mark.parametrize("window", [1, 2, 33])
 def test_window_and_sinks_mask_together(window: int) -> None:
     """flash-attention #2563: with sinks, the window's edge was off."""
-    module = tiny_model("gpt-oss", sliding_window=window)
-    with torch.no_grad():
-        for layer in module.model.layers:
-            layer.self_attn.sinks.add_(2.0)  # large enough to take a good part of every softmax
     pack = [random_rollout(np.random.default_rng(window), tokens=90, answers=(1, 5))]
-    narrow = score_exactly(module, pack)
-    wide = score_exactly(tiny_model("gpt-oss", sliding_window=60), pack)
+    narrow = score_exactly(gpt_oss_with_sinks(2.0, sliding_window=window), pack)
+    wide = score_exactly(gpt_oss_with_sinks(2.0, sliding_window=60), pack)
     assert np.abs(narrow[0].mean_logprobs - wide[0].mean_logprobs).max() > 1e-2
 
 
@@ -191,11 +196,7 @@ def test_sinks_stand_in_the_denominator_without_a_value(offset: float) -> None:
     them they must take the weight."""
     pack = [random_rollout(np.random.default_rng(6), tokens=100, answers=(3,))]
     as_is = score_exactly(tiny_model("gpt-oss"), pack)
-    module = tiny_model("gpt-oss")
-    with torch.no_grad():
-        for layer in module.model.layers:
-            layer.self_attn.sinks.add_(offset)
-    changed = score_exactly(module, pack)
+    changed = score_exactly(gpt_oss_with_sinks(offset), pack)
     assert np.abs(as_is[0].mean_logprobs - changed[0].mean_logprobs).max() > 1e-2
 
 

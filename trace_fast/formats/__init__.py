@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trace_fast.errors import RolloutError
-from trace_fast.formats.answers import check_opener
+from trace_fast.formats.answers import ANSWER_TAG, NOTE_NEWLINE, auto_opener, check_opener
 from trace_fast.formats.build import Builder, RecordParts, parse_record
 from trace_fast.formats.detect import FORMATS, check_format, record_key_test, what_format
 from trace_fast.formats.fields import FieldKeys
@@ -53,7 +53,8 @@ def read_rollouts(
         paths: a path or several.
         tokenizer: the reference model's own (transformers); needed for everything that is text.
         format: one of ``FORMATS``; ``auto`` looks at each record (``what_format``).
-        opener: ``auto`` is ``<answer>``; other text takes its place. Chats put the generation prompt, thinking
+        opener: ``auto`` is ``<answer>``, with a line break where the tokenizer would join ``>`` to the answer (Qwen;
+            noted on the rollout); other text takes its place. Chats put the generation prompt, thinking
             closed, before it. Token ids are the whole opener.
         keys: where the fields sit.
         errors: gets each record's error, and reading goes on; None raises the first one.
@@ -65,7 +66,8 @@ def read_rollouts(
         RolloutError: the first bad record, when ``errors`` is None.
     """
     check_format(format)
-    builder = Builder(tokenizer, check_opener(opener), format, keys, limits)
+    notes = (NOTE_NEWLINE,) if opener == "auto" and auto_opener(tokenizer) != ANSWER_TAG else ()
+    builder = Builder(tokenizer, check_opener(opener, tokenizer), format, keys, limits, notes)
     return _read(paths, builder, keys, errors, limits)
 
 

@@ -16,22 +16,35 @@ from trace_fast.errors import ConfigError, RolloutError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-AUTO_OPENER = "<answer>"
+ANSWER_TAG = "<answer>"
+NOTE_NEWLINE = "opener auto: '<answer>' and a line break, since this tokenizer has tokens that join '>' with a letter or digit"
 NOTE_OPENER_IDS = "gold answer tokenised by itself, since the opener came as token ids"
 _SHOWN = 24  # characters of a piece that a message repeats
 
 Opener = str | tuple[int, ...]
 
 
-def check_opener(opener: str | Sequence[int]) -> Opener:
-    """The opener as text (``auto`` is ``<answer>``) or a tuple of ids; raises ``ConfigError``."""
+def check_opener(opener: str | Sequence[int], tokenizer: PreTrainedTokenizerBase | None) -> Opener:
+    """The opener as text, ``auto`` resolved for the tokenizer, or as a tuple of ids; raises ``ConfigError``."""
     if isinstance(opener, str):
-        return AUTO_OPENER if opener == "auto" else opener
+        return auto_opener(tokenizer) if opener == "auto" else opener
     ids = tuple(int(i) if isinstance(i, np.integer) else i for i in opener)
     bad = next((i for i in ids if type(i) is not int or i < 0), None)
     if bad is not None:
         raise ConfigError(f"opener: expected text or token ids (integers >= 0), got {bad!r} among the ids")
     return ids
+
+
+def auto_opener(tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """``<answer>``; with a line break where the vocabulary has tokens such as ``>F``.
+
+    With Qwen's vocabulary one word in five would otherwise merge with the tag and could not be scored. The choice
+    follows from the tokenizer alone, so that all records of a model are conditioned alike.
+    """
+    if tokenizer is None:
+        return ANSWER_TAG
+    joins = any(token[:1] == ">" and token[1:2].isalnum() for token in tokenizer.get_vocab())
+    return ANSWER_TAG + "\n" if joins else ANSWER_TAG
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> np.ndarray:

@@ -106,8 +106,10 @@ class Builder:
         format: str,
         keys: FieldKeys,
         limits: Limits,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self._tokenizer = tokenizer
+        self._notes = notes  # of every rollout whose opener is the setting's
         self._opener = opener
         self._format = format
         self._keys = keys
@@ -127,6 +129,7 @@ class Builder:
         except RolloutError as error:
             raise error.at(rollout_id=parts.id, source=parts.source) from None
         body = parts.parsed.body
+        own_opener = isinstance(body, Tokens) and body.openers is not None
         answers = rendered.answers
         if answers is None:
             assert parts.answers.ids is not None
@@ -147,7 +150,7 @@ class Builder:
             transcript=body.transcript(),
             extra=dict(parts.extra),
             source=parts.source,
-            notes=(*rendered.notes, *parts.answers.notes),
+            notes=(*rendered.notes, *parts.answers.notes, *(() if own_opener else self._notes)),
         )
 
     def _tokens(self, parts: RecordParts) -> Rendered:
