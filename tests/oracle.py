@@ -46,6 +46,4 @@ def answer_logprobs(module: torch.nn.Module, rollout: Rollout) -> dict[tuple[int
 def mean_logprobs(module: torch.nn.Module, rollout: Rollout) -> np.ndarray:
     """(S, A) mean log-probability of each alias at each state."""
     found = answer_logprobs(module, rollout)
-    return np.array(
-        [[found[k, a].mean() for a in range(len(rollout.answers))] for k in range(len(rollout.boundaries))]
-    )
+    return np.array([[found[k, a].mean() for a in range(len(rollout.answers))] for k in range(len(rollout.boundaries))])

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers import CONFIG_MAPPING as CONFIGS
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from trace_fast.rollout import Rollout
 
@@ -43,7 +43,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 128}),
     "qwen3-moe": (
         "qwen3_moe",
-        {"head_dim": 32, "moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True},
+        {
+            "head_dim": 32,
+            "moe_intermediate_size": 48,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
     ),
     "mistral-window": ("mistral", {"head_dim": 48, "sliding_window": 37}),
     "gemma2": (
@@ -58,7 +64,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": (
         "gemma3_text",
-        {"head_dim": 80, "sliding_window": 31, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        {
+            "head_dim": 80,
+            "sliding_window": 31,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
     ),
     "gpt-oss": (
         "gpt_oss",

@@ -6,6 +6,8 @@ expected, what came and where. Violated invariants of our own are ``assert``s, n
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class TraceFastError(ValueError):
     """Base of all errors raised on purpose; catch this one to catch them all."""
@@ -63,7 +65,7 @@ class RolloutError(TraceFastError):
         """The same error, placed: used where the raising code did not know the record."""
         return type(self)(self.kind, self.reason, rollout_id=rollout_id, source=source)
 
-    def __reduce__(self):  # keeps keyword-only arguments through pickle (worker processes)
+    def __reduce__(self) -> tuple[Any, ...]:  # keeps keyword-only arguments through pickle (worker processes)
         return (_rebuild, (self.kind, self.reason, self.rollout_id, self.source))
 
     def to_record(self) -> dict:

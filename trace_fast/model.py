@@ -155,7 +155,8 @@ class ReferenceModel:
                 module = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype], **extra)
             except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
                 raise ModelError(f"cannot load the weights of {model!r}: {error}") from error
-        return cls.of(module.to(device).eval(), model, backends)
+        torch.nn.Module.to(module, torch.device(device))
+        return cls.of(module.eval(), model, backends)
 
     @classmethod
     def of(cls, module: PreTrainedModel, name: str, backends: Backends) -> ReferenceModel:
@@ -179,14 +180,12 @@ class ReferenceModel:
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding: ids must lie below it."""
-        return min(int(self.module.get_input_embeddings().weight.shape[0]), len(self.head.weight))
+        return min(len(_embedding(self.module)), len(self.head.weight))
 
     @torch.no_grad()
     def hidden_states(self, layout: PackedLayout) -> torch.Tensor:
         """``(N, H)`` last hidden states (after the final norm) of every row, in the model's dtype."""
-        return self._forward(
-            torch.as_tensor(layout.input_ids), torch.as_tensor(layout.positions), layout.spans
-        )
+        return self._forward(torch.as_tensor(layout.input_ids), torch.as_tensor(layout.positions), layout.spans)
 
     @torch.no_grad()
     def token_logprobs(self, hidden_NH: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -206,7 +205,7 @@ class ReferenceModel:
     def _forward(self, input_ids: torch.Tensor, positions: torch.Tensor, spans: SpanRanges) -> torch.Tensor:
         rows = len(input_ids)
         padding = (0, -rows % ROW_BLOCK)
-        device = self.module.get_input_embeddings().weight.device
+        device = _embedding(self.module).device
         this_pass = _Pass(plan_attention(spans, self.backends.prefix_attention))
         with _attached(self.module), FixedRowBlocks():
             output = self.module.get_decoder()(
@@ -230,7 +229,7 @@ class ReferenceModel:
         count = 32
         ids = torch.arange(count) * 7919 % min(self.vocab_size, 32000)
         spans = SpanRanges.single(count)
-        device = self.module.get_input_embeddings().weight.device
+        device = _embedding(self.module).device
         with _evaluating(self.module):
             own_hidden = self.module.get_decoder()(input_ids=ids[None].to(device), use_cache=False).last_hidden_state
             own_logits = self.module(input_ids=ids[None].to(device), use_cache=False).logits
@@ -254,6 +253,12 @@ class ReferenceModel:
                 f"model's own by {float(error):.3g} (bound {bound:.3g}); its attention has a feature that is not "
                 "passed to attention functions, so it cannot be scored exactly"
             )
+
+
+def _embedding(module: PreTrainedModel) -> torch.Tensor:
+    weight = module.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
 
 
 @contextlib.contextmanager

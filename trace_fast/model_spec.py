@@ -76,7 +76,8 @@ class ModelSpec:
     def from_config(cls, config: Any, name: str, *, stateful: bool = False) -> ModelSpec:
         """From a transformers config object. Raises ModelError where it is not a decoder's."""
         text = config.get_text_config(decoder=True)
-        missing = [k for k in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size") if not _get(text, k)]
+        needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+        missing = [key for key in needed if not _get(text, key)]
         if missing:
             raise ModelError(
                 f"{name}: {getattr(config, 'model_type', type(config).__name__)!r} is no attention-only decoder "

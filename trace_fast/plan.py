@@ -171,9 +171,7 @@ def attended_keys(spec: ModelSpec, positions: np.ndarray) -> float:
     full = float((positions + 1).sum())
     if spec.window is None:
         return spec.n_layers * full
-    sliding = (
-        sum(kind == "sliding_attention" for kind in spec.layer_types) if spec.layer_types else spec.n_layers
-    )
+    sliding = sum(kind == "sliding_attention" for kind in spec.layer_types) if spec.layer_types else spec.n_layers
     return (spec.n_layers - sliding) * full + sliding * float(np.minimum(positions + 1, spec.window).sum())
 
 

@@ -90,9 +90,7 @@ def _has_odd_ends(x: torch.Tensor) -> bool:
         return False
     threads = torch.get_num_threads()
     splits = {max(1, min(threads, -(-x.numel() // GRAIN))), threads if x.numel() > SHARE else 1}  # most functions, gelu
-    return (
-        not x.is_contiguous() or x.numel() % VECTOR != 0 or any(-(-x.numel() // n) % VECTOR != 0 for n in splits)
-    )
+    return not x.is_contiguous() or x.numel() % VECTOR != 0 or any(-(-x.numel() // n) % VECTOR != 0 for n in splits)
 
 
 def _by_shares(

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from trace_fast.layout import SpanRanges
 
 DEPTH_BLOCK = 512  # = the key block of torch's CPU flash kernel; keys are padded to a multiple of it
@@ -98,7 +96,8 @@ def _block_starts(first: int, end: int) -> list[int]:
 
 def _difference(path: list[Copy], held: list[Copy]) -> list[Copy]:
     """The parts of ``path`` that the buffer does not hold yet."""
-    copies, h = [], 0
+    copies: list[Copy] = []
+    h = 0
     for part in path:
         at, stop = part.depth, part.depth + part.count
         while at < stop:

@@ -11,6 +11,7 @@ hidden block leaves its running softmax untouched.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -58,6 +59,7 @@ class TorchPlan:
         out_NHD = query_NHD.new_zeros(len(query_NHD), query_NHD.shape[1], value_NKD.shape[2])
         flash = softcap is None and query_NHD.device.type == "cpu" and query_NHD.shape[2] == value_NKD.shape[2]
         attend = _FlashTile(scale, sinks_H) if flash else _EagerTile(scale, softcap, sinks_H)
+        mask_dtype = attend.mask_dtype(query_NHD.dtype)
         broken_N = _broken_keys(key_NKD, value_NKD)
         for tile in self.tiles:
             for copy in tile.copies:
@@ -70,6 +72,7 @@ class TorchPlan:
                     key_KSD[:, to] = key_NKD[rows].transpose(0, 1)
                     value_KSD[:, to] = value_NKD[rows].transpose(0, 1)
             parts = key_parts(tile, window)
+            block_masks = [self._mask(part, window, mask_dtype, query_NHD.device) for part in parts]
             for row, count, first, hold_back in _pieces(tile, broken_N, attend.max_rows):
                 keys, values = key_KSD[:, : tile.keys], value_KSD[:, : tile.keys]
                 if hold_back is not None:  # hidden from these rows, but 0 * NaN would reach them
@@ -79,15 +82,12 @@ class TorchPlan:
                 query_QHD = query_NHD[row : row + count]
                 if padded != count:
                     query_QHD = F.pad(query_QHD, (0, 0, 0, 0, 0, padded - count))
-                masks = [self._mask(part, window, attend.mask_dtype(query_NHD.dtype), query_NHD.device) for part in parts]
                 at = first % DEPTH_BLOCK
-                masks = [None if m is None else m.of_rows(at, padded) for m in masks]
+                masks = [None if m is None else m.of_rows(at, padded) for m in block_masks]
                 out_NHD[row : row + count] = attend(query_QHD, keys, values, parts, masks)[:count]
         return out_NHD
 
-    def _mask(
-        self, part: Part, window: int | None, dtype: torch.dtype, device: torch.device
-    ) -> Mask | None:
+    def _mask(self, part: Part, window: int | None, dtype: torch.dtype, device: torch.device) -> Mask | None:
         """Mask of a whole depth block against a part; depends on their distance only, so few exist."""
         if not part.masked:
             return None
@@ -103,9 +103,7 @@ class TorchPlan:
         return self._masks[key]
 
 
-def _pieces(
-    tile: Tile, broken_N: torch.Tensor | None, max_rows: int
-) -> list[tuple[int, int, int, int | None]]:
+def _pieces(tile: Tile, broken_N: torch.Tensor | None, max_rows: int) -> list[tuple[int, int, int, int | None]]:
     """(row, count, depth, first depth to hold back) of the tile's calls; more than one only for long eager
     tiles and where keys are not finite: rows before the first broken key must not notice it."""
     cuts = [*range(0, tile.count, max_rows), tile.count]
@@ -115,11 +113,12 @@ def _pieces(
         if len(broken):
             broken_at = int(broken[0])
             cuts = sorted({*cuts, broken_at})
-    return [
-        (tile.row + a, b - a, tile.depth + a, tile.depth + broken_at if broken_at is not None and b <= broken_at else None)
-        for a, b in zip(cuts, cuts[1:], strict=False)
-        if b > a
-    ]
+    pieces = []
+    for a, b in pairwise(cuts):
+        hold_back = tile.depth + broken_at if broken_at is not None and b <= broken_at else None
+        if b > a:
+            pieces.append((tile.row + a, b - a, tile.depth + a, hold_back))
+    return pieces
 
 
 def _broken_keys(key_NKD: torch.Tensor, value_NKD: torch.Tensor) -> torch.Tensor | None:
@@ -167,10 +166,7 @@ class _FlashTile:
                 log_sum = log_sum.masked_fill(mask.blind.repeat(heads // kv_heads)[:, None], float("-inf"))
             outs.append(out[0])
             sums.append(log_sum)
-        if len(outs) == 1 and self.sinks_H is None:
-            out = outs[0]
-        else:
-            out = self._merge(outs, sums, rows)
+        out = outs[0] if len(outs) == 1 and self.sinks_H is None else self._merge(outs, sums, rows)
         return out.reshape(heads, rows, -1).transpose(0, 1)
 
     def _merge(self, outs: list[torch.Tensor], sums: list[torch.Tensor], rows: int) -> torch.Tensor:

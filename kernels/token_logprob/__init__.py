@@ -54,14 +54,12 @@ def token_logprob(
 
     expect(hidden_MH.ndim == 2, "hidden", "a (rows, hidden) tensor", f"shape {tuple(hidden_MH.shape)}")
     expect(weight_VH.ndim == 2, "weight", "a (vocabulary, hidden) tensor", f"shape {tuple(weight_VH.shape)}")
-    expect(
-        hidden_MH.shape[1] == weight_VH.shape[1], "weight", f"hidden size {hidden_MH.shape[1]}", weight_VH.shape[1]
-    )
+    expect(hidden_MH.shape[1] == weight_VH.shape[1], "weight", f"hidden size {hidden_MH.shape[1]}", weight_VH.shape[1])
     expect(targets_M.shape == hidden_MH.shape[:1], "targets", f"shape ({len(hidden_MH)},)", tuple(targets_M.shape))
     expect(targets_M.dtype == torch.int64, "targets", "dtype int64", targets_M.dtype)
     if len(targets_M):
         low, high = int(targets_M.min()), int(targets_M.max())
-        expect(0 <= low and high < len(weight_VH), "targets", f"ids in 0..{len(weight_VH) - 1}", f"{low}..{high}")
+        expect(low >= 0 and high < len(weight_VH), "targets", f"ids in 0..{len(weight_VH) - 1}", f"{low}..{high}")
     if bias_V is not None:
         expect(bias_V.shape == weight_VH.shape[:1], "bias", f"shape ({len(weight_VH)},)", tuple(bias_V.shape))
     expect(softcap is None or softcap > 0, "softcap", "None or a positive number", softcap)

@@ -46,7 +46,9 @@ def groups() -> list[Rollout]:
     for g, (prompt, lengths) in enumerate([(60, (40, 170, 480)), (25, (90, 33))]):
         shared = rng.integers(3, 211, prompt)
         found += [
-            random_rollout(rng, f"{g}.{i}", prompt=shared, turns=i + 1, tokens=n, answers=(1, 6), opener=2, group=str(g))
+            random_rollout(
+                rng, f"{g}.{i}", prompt=shared, turns=i + 1, tokens=n, answers=(1, 6), opener=2, group=str(g)
+            )
             for i, n in enumerate(lengths)
         ]
     short = replace(found[1], id="prefix", input_ids=found[1].input_ids[: found[1].boundaries[-2]],

@@ -63,7 +63,7 @@ def state_of(module: PreTrainedModel) -> dict[str, Any]:
         },
         "buffers": {name: (id(b), b.numpy().tobytes()) for name, b in module.named_buffers()},
         "random states": (
-            torch.get_rng_state().numpy().tobytes(), random.getstate(), np.random.get_state()[1].tobytes(),  # noqa: NPY002
+            torch.get_rng_state().numpy().tobytes(), random.getstate(), np.random.get_state()[1].tobytes(),
         ),
         "gradient mode": torch.is_grad_enabled(),
         "function modes": _get_current_function_mode_stack(),
@@ -236,7 +236,7 @@ def test_a_caller_may_stop_between_packs() -> None:
         assert next(packs).scores[0].id == "r0"
         with unchanged(module):
             assert next(packs).scores[0].id == "r1"
-        packs.close()
+        del packs
 
 
 def test_one_name_is_registered_and_no_other() -> None:

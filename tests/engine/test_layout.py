@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tiny_models import random_rollout
+
 from trace_fast.layout import PackedLayout, pack_layout, rows_of
 from trace_fast.plan import cut_packs
 from trace_fast.rollout import Rollout
@@ -130,7 +130,7 @@ def test_planning_eight_rollouts_of_48000_tokens_and_62_states_is_fast_and_linea
         for _ in range(5):
             started = time.process_time()
             for pack in cut_packs(rollouts, 10**9):
-                layout = pack_layout(pack)
+                pack_layout(pack)
             times.append(time.process_time() - started)
         return min(times)
 

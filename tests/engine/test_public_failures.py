@@ -130,9 +130,12 @@ def test_no_nan_from_rows_whose_key_blocks_are_fully_masked() -> None:
     score_exactly(tiny_model("gpt-oss", num_hidden_layers=2, layer_types=["sliding_attention"] * 2), [deep])
 
 
-@pytest.mark.parametrize("sinks", [False, True], ids=["fused", "with sinks"])
+@pytest.mark.parametrize("softcap", [None, 2.0], ids=["no softcap", "softcap"])
+@pytest.mark.parametrize("sinks", [False, True], ids=["no sinks", "sinks"])
 @pytest.mark.parametrize("window", [1, 37, 511, 512, 513, None])
-def test_padding_rows_stay_apart_and_no_block_edge_shows(window: int | None, sinks: bool) -> None:
+def test_padding_rows_stay_apart_and_no_block_edge_shows(
+    window: int | None, sinks: bool, softcap: float | None
+) -> None:
     """unsloth #9848: padding rows have no key at all; here they hold NaN, give zeros, and nobody sees them."""
     rows, padding, heads, kv_heads, dim = 1100, 52, 4, 2, 32
     generator = torch.Generator().manual_seed(0)
@@ -141,10 +144,12 @@ def test_padding_rows_stay_apart_and_no_block_edge_shows(window: int | None, sin
         tensor[rows:] = math.nan
     sinks_H = torch.randn(heads, generator=generator) if sinks else None
     plan = plan_attention(SpanRanges.single(rows), "torch")
-    out = prefix_attention(query, key, value, plan, scale=0.5, window=window, sinks_H=sinks_H)
+    out = prefix_attention(query, key, value, plan, scale=0.5, window=window, softcap=softcap, sinks_H=sinks_H)
 
     q, k, v = (t[:rows].double().transpose(0, 1) for t in (query, key, value))
     scores = q @ k.repeat_interleave(2, 0).transpose(1, 2) * 0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     distance = torch.arange(rows)[:, None] - torch.arange(rows)
     hidden = (distance < 0) | (distance >= (window or rows))
     weights = scores.masked_fill(hidden, -math.inf).exp()

@@ -178,10 +178,8 @@ def test_one_beginning_of_sequence_only(
         states = [ids_of(tokenizer, text + "[assistant] <answer>") for text in texts]
         expected = int(written)  # a template without one has decided so
     else:
-        record = {
-            "segments": [{"role": "prompt", "text": f"{begin}Where is Ula?"}, {"role": "assistant", "text": " In Orm."}],
-            "answer": "Orm",
-        }
+        prompt = {"role": "prompt", "text": f"{begin}Where is Ula?"}
+        record = {"segments": [prompt, {"role": "assistant", "text": " In Orm."}], "answer": "Orm"}
         lead = ids_of(tokenizer, "<answer>")
         pieces = [ids_of(tokenizer, text) for text in ("Where is Ula?", " In Orm.")]
         states = [pieces[0] + lead, pieces[0] + pieces[1] + lead]

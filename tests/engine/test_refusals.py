@@ -247,7 +247,7 @@ def assert_only_the_bad_one_is_refused(module: PreTrainedModel, pack: list[tf.Ro
     scores = scorer.score(pack, errors=errors.append, trunk_logprobs=True)
     assert [(e.rollout_id, e.source, e.kind) for e in errors] == [("bad", "file.jsonl:7", kind)]
     assert [s.id for s in scores] == ["first", "last"]
-    for rollout, score in ((pack[0], scores[0]), (pack[2], scores[1])):
+    for rollout, score in zip([r for r in pack if r.id != "bad"], scores, strict=True):
         alone = scorer.score([rollout], trunk_logprobs=True)[0]
         np.testing.assert_array_equal(score.alias_mean_logprobs, alone.alias_mean_logprobs)
         np.testing.assert_array_equal(score.trunk_logprobs, alone.trunk_logprobs)
@@ -313,7 +313,7 @@ def test_boundaries_out_of_order_or_range(boundaries: list[int], message: str) -
     ("answers", "message"),
     [
         ((), "expected at least one gold answer, got none"),
-        ((np.array([5]), np.array([], dtype=np.int64)), "gold answer 1 is empty; an empty answer has no log-probability"),
+        ((np.array([5]), np.array([], dtype=int)), "gold answer 1 is empty; an empty answer has no log-probability"),
     ],
 )
 def test_an_empty_answer(answers: tuple[np.ndarray, ...], message: str) -> None:
@@ -339,8 +339,8 @@ def unprobed_token() -> int:
 
 
 def pack_with_token(token: int) -> list[tf.Rollout]:
-    """``token`` stands in the middle of the bad rollout alone, before its last two states; one rollout of the pack is
-    deeper than a key block."""
+    """``token`` stands in the bad rollout alone, before its last two states. That rollout comes first, so the prompt of
+    all is a piece of it; after it a shorter one, whose depths it still fills, and one deeper than a key block."""
     rng = np.random.default_rng(1)
     allowed = np.array([t for t in range(3, VOCABULARY) if t != token])
     prompt, opener, answer = (rng.choice(allowed, n) for n in (20, 3, 4))
@@ -352,9 +352,9 @@ def pack_with_token(token: int) -> list[tf.Rollout]:
             id=name, group="g", input_ids=ids, boundaries=cuts, n_turns=2, answers=(answer,), openers=(opener,) * 4
         )
 
-    first, bad, last = make("first", 60), make("bad", 560), make("last", 700)
+    bad, first, last = make("bad", 560), make("first", 60), make("last", 700)
     ids = replaced(bad.input_ids, 20 + 560 // 4 + 5, token)
-    return [first, dataclasses.replace(bad, input_ids=ids, source="file.jsonl:7"), last]
+    return [dataclasses.replace(bad, input_ids=ids, source="file.jsonl:7"), first, last]
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
@@ -377,8 +377,8 @@ def test_float16_overflow_in_one_rollout(name: str) -> None:
     assert "score in float32 if the model overflows in this dtype" in message
 
     in_float32 = module.float()  # the advice helps
-    score = tf.Scorer.from_module(in_float32, None).score([pack[1]])[0]
-    wanted = oracle.mean_logprobs(oracle.double_precision(in_float32), pack[1])
+    score = tf.Scorer.from_module(in_float32, None).score(pack[:1])[0]
+    wanted = oracle.mean_logprobs(oracle.double_precision(in_float32), pack[0])
     np.testing.assert_allclose(score.alias_mean_logprobs, wanted, rtol=0, atol=1e-4)
 
 

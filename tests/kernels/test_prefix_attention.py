@@ -42,7 +42,9 @@ def inputs(
     return [torch.randn(rows, h, dim, dtype=torch.float64).to(dtype) for h in (heads, kv_heads, kv_heads)]
 
 
-def run(backend: str, tensors: list[torch.Tensor], spans: SpanRanges, *, sinks: bool = False, **features: Any) -> torch.Tensor:
+def run(
+    backend: str, tensors: list[torch.Tensor], spans: SpanRanges, *, sinks: bool = False, **features: Any
+) -> torch.Tensor:
     sinks_H = torch.linspace(-2, 3, tensors[0].shape[1], dtype=tensors[0].dtype) if sinks else None
     return prefix_attention(*tensors, plan_attention(spans, backend), scale=0.3, sinks_H=sinks_H, **features)
 
@@ -157,7 +159,9 @@ def test_rows_are_bit_equal_alone_and_in_any_pack(features: dict[str, Any], dtyp
         assert torch.equal(run("torch", picked, alone.spans, **features), out[place])
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 31, 32, 33, 34, 63, 64, 65, 191, 192, 193, DEPTH_BLOCK - 1, DEPTH_BLOCK])
+@pytest.mark.parametrize(
+    "count", [1, 2, 3, 4, 5, 31, 32, 33, 34, 63, 64, 65, 191, 192, 193, DEPTH_BLOCK - 1, DEPTH_BLOCK]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_span_of_any_length_gets_the_bits_of_the_whole(count: int, dtype: torch.dtype) -> None:
     """The facts about torch's kernels that ``tiles`` and ``torch_impl`` build on."""
@@ -214,7 +218,10 @@ def test_gradients_of_the_oracle_are_those_of_dense_attention() -> None:
         (lambda t: [t[0], t[1].double(), t[2]], "key: expected the query's dtype torch.float32, got torch.float64"),
         (lambda t: [t[0], t[1][..., :8], t[2]], "key: expected head_dim 32 as the query, got 8"),
         (lambda t: [t[0], t[1], t[2][:, :1]], "value: expected 2 heads as the key, got 1"),
-        (lambda t: [t[0][None], t[1], t[2]], r"query: expected a \(rows, heads, head_dim\) tensor, got shape \(1, 20, 4, 32\)"),
+        (
+            lambda t: [t[0][None], t[1], t[2]],
+            r"query: expected a \(rows, heads, head_dim\) tensor, got shape \(1, 20, 4, 32\)",
+        ),
         (lambda t: [t[0].long(), t[1], t[2]], "query: expected a floating-point dtype, got torch.int64"),
         (lambda t: [x[:9] for x in t], "query: expected at least the 20 rows of the spans, got 9"),
     ],
@@ -230,7 +237,7 @@ def test_wrong_settings_are_named() -> None:
         run("torch", tensors, spans, window=0)
     with pytest.raises(ConfigError, match="softcap: expected None or a positive number, got -1"):
         run("torch", tensors, spans, softcap=-1.0)
-    with pytest.raises(ConfigError, match="expected backend in .*'reference', 'torch'.*, got 'cuda'"):
+    with pytest.raises(ConfigError, match=r"expected backend in .*'reference', 'torch'.*, got 'cuda'"):
         plan_attention(spans, "cuda")
     with pytest.raises(ConfigError, match=r"sinks: expected shape \(4,\), got shape \(3,\)"):
         prefix_attention(*tensors, plan_attention(spans, "torch"), scale=1.0, sinks_H=torch.zeros(3))

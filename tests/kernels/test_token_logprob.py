@@ -21,7 +21,9 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-def problem(rows: int, vocabulary: int, hidden: int = 24, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+def problem(
+    rows: int, vocabulary: int, hidden: int = 24, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(rows + vocabulary)
     targets = torch.randint(0, vocabulary, (rows,))
     targets[-1] = vocabulary - 1

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ANSWER_TAG = "<answer>"
-NOTE_NEWLINE = "opener auto: '<answer>' and a line break, since this tokenizer has tokens that join '>' with a letter or digit"
+NOTE_NEWLINE = "opener auto: '<answer>' and a line break, since this tokenizer joins '>' with letters or digits"
 NOTE_OPENER_IDS = "gold answer tokenised by itself, since the opener came as token ids"
 _SHOWN = 24  # characters of a piece that a message repeats
 
