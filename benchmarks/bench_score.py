@@ -206,7 +206,7 @@ def main() -> None:
         dtype = DTYPES[name]
         module = copy.deepcopy(first.model.module).to(dtype)
         scorer = tf.Scorer(
-            ReferenceModel.of(module, model, first.model.backends), first.tokenizer, max_tokens_per_pack=10**6
+            ReferenceModel.of(module, name=model), first.tokenizer, max_tokens_per_pack=10**6
         )
         for rollout in rollouts:
             twin = copy.deepcopy(module).double()

@@ -45,7 +45,7 @@ def run_plan(
         say(f"failed: {error}")
 
     rollouts = inputs.rollouts(load_tokenizer(model), opener=opener, errors=report, unreadable=report)
-    summary = estimate(rollouts, spec, dtype=dtype, max_tokens_per_pack=max_tokens_per_pack)
+    summary = estimate(rollouts, spec, dtype=dtype, max_tokens_per_pack=max_tokens_per_pack, errors=report)
     if as_json:
         typer.echo(
             json.dumps(dataclasses.asdict(summary) | {"ratio": summary.ratio, "n_failed": len(failed)}, allow_nan=False)

@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
-from trace_fast.backends import Backends
+from trace_fast.backends import Backends, pick_device, resolve
 from trace_fast.errors import ConfigError, ModelError
 from trace_fast.kernels.prefix_attention import AttentionPlan, plan_attention, prefix_attention
 from trace_fast.kernels.token_logprob import token_logprob
 from trace_fast.layout import PackedLayout, SpanRanges
-from trace_fast.model_spec import ModelSpec, model_location
+from trace_fast.model_spec import LOADER_ERRORS, ModelSpec, model_location, one_line
 from trace_fast.row_blocks import ROW_BLOCK, FixedRowBlocks
 
 ATTENTION_NAME = "trace_fast"
@@ -79,12 +79,26 @@ AttentionInterface.register(ATTENTION_NAME, _attention)
 
 @dataclass(frozen=True)
 class _Head:
-    """logits = softcap(scale * (hidden weight^T + bias)); checked against the model's own logits on loading."""
+    """logits = softcap(scale * (hidden weight^T + bias)); checked against the model's own logits on loading.
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
+    Weight and bias are looked up at every use: a trainer may put other tensors in their place.
+    """
+
+    embeddings: torch.nn.Module
     softcap: float | None
     scale: float
+
+    @property
+    def weight(self) -> torch.Tensor:
+        weight = self.embeddings.weight
+        assert isinstance(weight, torch.Tensor)
+        return weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        bias = getattr(self.embeddings, "bias", None)
+        assert bias is None or isinstance(bias, torch.Tensor)
+        return bias
 
     @classmethod
     def of(cls, module: PreTrainedModel) -> _Head:
@@ -98,8 +112,7 @@ class _Head:
         config = module.config.get_text_config()
         divisor = getattr(config, "logits_scaling", None)  # Granite
         return cls(
-            weight=weight,
-            bias=getattr(embeddings, "bias", None),
+            embeddings=embeddings,
             softcap=getattr(config, "final_logit_softcapping", None),
             scale=float(getattr(config, "logit_scale", None) or 1.0) / float(divisor or 1.0),
         )
@@ -139,35 +152,46 @@ class ReferenceModel:
         self.identity = f"{name}@{_weights_hash(self.module)}"
 
     @classmethod
-    def load(cls, model: str, *, dtype: str, device: str, backends: Backends) -> ReferenceModel:
+    def load(cls, model: str, *, dtype: str, device: str, backend: str) -> ReferenceModel:
         """Loads weights by path, hub id or GGUF file.
 
         Raises:
-            ConfigError: unknown dtype. ModelError: cannot be loaded; the message carries the loader's reason.
+            ConfigError: unknown dtype, device or backend. ModelError: cannot be loaded, or not completely; the message
+                carries the loader's reason.
         """
         if dtype not in DTYPES:
             raise ConfigError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
         name, extra = model_location(model)
+        place = pick_device(device)
         if not extra:  # cheap, and refuses before gigabytes are read; a GGUF's config costs as much as its weights
             ModelSpec.from_pretrained(model).check_supported()
         with _quiet_transformers():
             try:
-                module = AutoModelForCausalLM.from_pretrained(name, dtype=DTYPES[dtype], **extra)
-            except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-                raise ModelError(f"cannot load the weights of {model!r}: {error}") from error
-        torch.nn.Module.to(module, torch.device(device))
-        return cls.of(module.eval(), model, backends)
+                module, info = AutoModelForCausalLM.from_pretrained(
+                    name, dtype=DTYPES[dtype], output_loading_info=True, **extra
+                )
+            except LOADER_ERRORS as error:
+                raise ModelError(f"cannot load the weights of {model!r}: {one_line(error)}") from error
+        absent = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
+        if absent:  # transformers fills them with random numbers
+            raise ModelError(
+                f"the weights of {model!r} are incomplete: expected a tensor of the right shape for every parameter, "
+                f"{len(absent)} are missing or of another shape: {', '.join(absent[:5])}"
+            )
+        torch.nn.Module.to(module, place)
+        return cls.of(module.eval(), name=model, backend=backend)
 
     @classmethod
-    def of(cls, module: PreTrainedModel, name: str, backends: Backends) -> ReferenceModel:
+    def of(cls, module: PreTrainedModel, *, name: str | None = None, backend: str = "auto") -> ReferenceModel:
         """Around a model that is already there; it is left as it was after every pass."""
         if not isinstance(module, PreTrainedModel):
             raise ModelError(
                 f"expected a transformers PreTrainedModel, got {type(module).__name__}; unwrap it first "
                 "(.module of DDP and FSDP1, get_base_model() of PEFT)"
             )
+        name = name or module.name_or_path or type(module).__name__
         spec = ModelSpec.from_config(module.config, name, stateful=module._is_stateful)
-        return cls(module, spec, backends)
+        return cls(module, spec, resolve(backend, next(module.parameters()).device))
 
     @property
     def device(self) -> torch.device:
@@ -191,7 +215,7 @@ class ReferenceModel:
     def token_logprobs(self, hidden_NH: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """``(M,) float32`` log p(targets[m] | row rows[m]) on the CPU; the head sees only these rows."""
         hidden_MH = hidden_NH[rows.to(hidden_NH.device)].to(self.head.weight.device)
-        with FixedRowBlocks():
+        with _own_precision(self.device), FixedRowBlocks():
             return token_logprob(
                 hidden_MH,
                 self.head.weight,
@@ -207,7 +231,7 @@ class ReferenceModel:
         padding = (0, -rows % ROW_BLOCK)
         device = _embedding(self.module).device
         this_pass = _Pass(plan_attention(spans, self.backends.prefix_attention))
-        with _attached(self.module), FixedRowBlocks():
+        with _attached(self.module), _own_precision(device), FixedRowBlocks():
             output = self.module.get_decoder()(
                 input_ids=F.pad(input_ids, padding)[None].to(device),
                 position_ids=F.pad(positions, padding)[None].to(device),
@@ -230,7 +254,7 @@ class ReferenceModel:
         ids = torch.arange(count) * 7919 % min(self.vocab_size, 32000)
         spans = SpanRanges.single(count)
         device = _embedding(self.module).device
-        with _evaluating(self.module):
+        with _evaluating(self.module), _own_precision(device):
             own_hidden = self.module.get_decoder()(input_ids=ids[None].to(device), use_cache=False).last_hidden_state
             own_logits = self.module(input_ids=ids[None].to(device), use_cache=False).logits
         hidden = self._forward(ids, torch.arange(count), spans)
@@ -271,6 +295,11 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for submodule in training:
             submodule.training = True
+
+
+def _own_precision(device: torch.device) -> torch.autocast:
+    """Scores are those of the model's dtype, also inside a trainer's mixed-precision region."""
+    return torch.autocast(device.type, enabled=False)
 
 
 @contextlib.contextmanager
@@ -335,8 +364,8 @@ def load_tokenizer(model: str) -> Any:
     with _quiet_transformers():
         try:
             return AutoTokenizer.from_pretrained(name, **extra)
-        except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-            raise ModelError(f"cannot load the tokenizer of {model!r}: {error}") from error
+        except LOADER_ERRORS as error:
+            raise ModelError(f"cannot load the tokenizer of {model!r}: {one_line(error)}") from error
 
 
 __all__ = ["DTYPES", "ModelSpec", "ReferenceModel", "load_tokenizer"]

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from trace_fast.errors import ModelError
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+# What transformers and the formats below it raise for files that are missing, damaged or of another kind.
+LOADER_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    RuntimeError,
+    LookupError,
+    ImportError,
+    EOFError,
+    struct.error,
+    SafetensorError,
+)
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}  # frequencies change with the longest position of a call
+
+
+def one_line(error: BaseException, limit: int = 400) -> str:
+    """An error of a library as part of one of our messages."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[:limit] + "..."
 
 
 def model_location(model: str) -> tuple[str, dict[str, str]]:
@@ -68,8 +89,8 @@ class ModelSpec:
         name, extra = model_location(model)
         try:
             config = AutoConfig.from_pretrained(name, **extra)
-        except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-            raise ModelError(f"cannot read the config of {model!r}: {error}") from error
+        except LOADER_ERRORS as error:
+            raise ModelError(f"cannot read the config of {model!r}: {one_line(error)}") from error
         return cls.from_config(config, model)
 
     @classmethod
@@ -113,6 +134,11 @@ class ModelSpec:
         odd = sorted(set(self.layer_types) - ATTENTION_LAYERS)
         if odd or self.stateful:
             kind = ", ".join(odd) or "recurrent"
+            if odd and not self.stateful and all("chunk" in k for k in odd):
+                raise ModelError(
+                    f"{self.name} ({self.architecture}) has {kind} layers: what a token sees there depends on where "
+                    "chunks begin, which is not supported. Use full or sliding-window attention"
+                )
             raise ModelError(
                 f"{self.name} ({self.architecture}) has {kind} layers: their state runs through every token in order, "
                 "so branches of a shared prefix cannot be scored in one pass. Use an attention-only reference model "

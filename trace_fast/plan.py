@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from trace_fast.errors import ConfigError
+from trace_fast.checks import check_rollout
+from trace_fast.errors import ConfigError, RolloutError
 from trace_fast.layout import PackedLayout, pack_layout, shared_tokens
 from trace_fast.model_spec import ModelSpec
 from trace_fast.rollout import Rollout
@@ -117,12 +118,28 @@ def estimate(
     dtype: str = "bfloat16",
     max_tokens_per_pack: int | None = None,
     device: torch.device | None = None,
+    errors: Callable[[RolloutError], None] | None = None,
 ) -> PlanSummary:
-    """Plans all packs of a file without loading weights; memory grows with one pack only."""
+    """Plans all packs of a file without loading weights; memory grows with one pack only.
+
+    Rollouts that this model would refuse go to ``errors`` and are not counted; ``None`` raises the first.
+    """
+
+    def usable() -> Iterator[Rollout]:
+        for rollout in rollouts:
+            try:
+                check_rollout(rollout, spec, spec.vocab_size)
+            except RolloutError as error:
+                if errors is None:
+                    raise
+                errors(error)
+            else:
+                yield rollout
+
     budget = pack_budget(max_tokens_per_pack, spec, dtype, device or torch.device("cpu"))
     totals = dict.fromkeys(("rollouts", "states", "rewritten", "scored", "naive", "unique", "packs", "largest"), 0)
     flops = flops_naive = 0.0
-    for pack in cut_packs(rollouts, budget):
+    for pack in cut_packs(usable(), budget):
         layout = pack_layout(pack)
         totals["packs"] += 1
         totals["rollouts"] += len(pack)

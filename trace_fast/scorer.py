@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from trace_fast.backends import pick_device, resolve
 from trace_fast.checks import check_rollout
 from trace_fast.config import Alias
 from trace_fast.errors import ConfigError, RolloutError
@@ -77,8 +76,7 @@ class Scorer:
         Raises:
             ConfigError, ModelError: with what was expected and what came.
         """
-        place = pick_device(device)
-        loaded = ReferenceModel.load(model, dtype=dtype, device=str(place), backends=resolve(backend, place))
+        loaded = ReferenceModel.load(model, dtype=dtype, device=device, backend=backend)
         return cls(loaded, load_tokenizer(model), alias=alias, max_tokens_per_pack=max_tokens_per_pack)
 
     @classmethod
@@ -96,9 +94,7 @@ class Scorer:
         Raises:
             ModelError: not a transformers model, or one that cannot be scored exactly.
         """
-        device = next(module.parameters()).device
-        name = getattr(module, "name_or_path", "") or type(module).__name__
-        loaded = ReferenceModel.of(module, name, resolve(backend, device))
+        loaded = ReferenceModel.of(module, backend=backend)
         return cls(loaded, tokenizer, alias=alias, max_tokens_per_pack=max_tokens_per_pack)
 
     @property
