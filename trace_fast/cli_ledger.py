@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from trace_fast.errors import RolloutError
 
 
@@ -13,7 +15,8 @@ class Ledger:
     """
 
     def __init__(self, *, strict: bool) -> None:
-        self._pending: dict[str, bytes | RolloutError | None] = {}
+        # Taken from at the head: a plain dict would walk over all that was taken before to find it.
+        self._pending: OrderedDict[str, bytes | RolloutError | None] = OrderedDict()
         self._strict = strict
         self.n_failed_waiting = 0
         self.stopping = False  # strict, and a record failed: read no further
@@ -24,6 +27,8 @@ class Ledger:
         self._pending[source] = None
 
     def scored(self, source: str, line: bytes) -> None:
+        if self.closed:
+            return
         assert self._pending.get(source, line) is None, f"{source} was not read, or came out of the scorer twice"
         self._pending[source] = line
 
@@ -37,13 +42,17 @@ class Ledger:
         self.stopping = self.stopping or self._strict
 
     def pop_ready(self) -> tuple[list[bytes], list[RolloutError]]:
-        """Takes the longest settled run of records at the head; in strict mode nothing after the first failed one."""
+        """Takes the longest settled run of records at the head; in strict mode nothing after the first failed one.
+
+        Costs as much as it takes, however much waits behind the head.
+        """
         scores: list[bytes] = []
         errors: list[RolloutError] = []
-        for source, outcome in list(self._pending.items()):
+        while self._pending:
+            outcome = next(iter(self._pending.values()))
             if outcome is None:
                 break
-            del self._pending[source]
+            self._pending.popitem(last=False)
             if isinstance(outcome, bytes):
                 scores.append(outcome)
                 continue
@@ -52,7 +61,7 @@ class Ledger:
                 self._pending.clear()
                 self.closed = True
                 break
-        self.n_failed_waiting -= len(errors)
+        self.n_failed_waiting = 0 if self.closed else self.n_failed_waiting - len(errors)
         return scores, errors
 
     def check_empty(self) -> None:

@@ -31,13 +31,14 @@ def run_plan(
     """Prints the plan on standard output and returns the exit code; failed records go to stderr, a line each.
 
     Raises:
-        TraceFastError: nothing could be planned.
+        TraceFastError: nothing could be planned; ``ModelError`` for a model that could not be scored either.
     """
     from trace_fast.model import ModelSpec, load_tokenizer
     from trace_fast.plan import estimate
 
     inputs.check()
     spec = ModelSpec.from_pretrained(model)
+    spec.check_supported()
     failed: list[Exception] = []
 
     def report(error: Exception) -> None:

@@ -16,7 +16,9 @@ from trace_fast.config import CreditConfig
 from trace_fast.errors import ConfigError, InputError, OutputError
 from trace_fast.output import read_score_records
 from trace_fast.report import ReportEntry, write_report
+from trace_fast.report.record import transcript_fits
 from trace_fast.rollout import Segment
+from trace_fast.score_writer import run_files
 
 Transcript = Sequence[Segment]
 
@@ -26,17 +28,23 @@ def check_report_path(path: str, scores: str, *, overwrite: bool) -> None:
 
     Raises:
         OutputError: the folder is missing, or the file exists and ``overwrite`` is not set.
-        ConfigError: it is the score file itself; the chart library is not installed.
+        ConfigError: it is one of the run's own files (scores, errors, description); the chart library is not installed.
     """
     file = Path(path)
-    if os.path.realpath(path) == os.path.realpath(scores):
-        raise ConfigError(f"{path}: expected another file than the scores for the report, got the same")
+    own = next((own for own in run_files(Path(scores)) if os.path.realpath(own) == os.path.realpath(path)), None)
+    if own is not None:
+        raise ConfigError(f"{path}: expected a file of its own for the report, got {own.name} of the run itself")
     if not file.parent.is_dir():
         raise OutputError(f"{path}: the folder {str(file.parent)!r} does not exist")
     if file.exists() and not file.is_file():
         raise OutputError(f"{path}: expected a regular file, got something else")
     if file.exists() and not overwrite:
         raise OutputError(f"{path} exists; replace it with --overwrite, or give another name")
+    check_charts()
+
+
+def check_charts() -> None:
+    """Raises ``ConfigError`` when the chart library is not installed."""
     if importlib.util.find_spec("plotly") is None:
         raise ConfigError("the report's charts need plotly, which is not installed: pip install 'trace-fast[report]'")
 
@@ -73,7 +81,8 @@ def match_transcripts(
 ) -> list[ReportEntry]:
     """Finds each record's transcript by source; else by id, else by file name and line, where those are unambiguous.
 
-    The last two are for rollouts files that have been moved since they were scored. What has no transcript is said.
+    The last two are for rollouts files that have been moved since they were scored. What has no transcript is said;
+    so is one with turns that its record does not have (the file was written anew), which is left out.
     """
     wanted_sources = {r.get("source") for r in records}
     wanted_ids = {r["id"] for r in records}
@@ -93,7 +102,8 @@ def match_transcripts(
             by_id[rollout_id] = segments
         elif line in wanted_lines:
             by_line[line] = segments
-    entries, missing = [], 0
+    entries: list[ReportEntry] = []
+    missing = unfit = 0
     for record in records:
         line = _name_and_line(str(record.get("source")))
         found = by_source.get(str(record.get("source")))
@@ -102,9 +112,17 @@ def match_transcripts(
         if found is None and lines[line] == 1:
             found = by_line.get(line)
         missing += found is None
+        turns = record.get("n_turns")
+        if found is not None and isinstance(turns, int) and not transcript_fits(found, turns):
+            unfit, found = unfit + 1, None
         entries.append(ReportEntry(record, found or ()))
     if missing:
         say(f"note: no transcript in the rollouts given for {missing:,} of {plural(len(records), 'record')}")
+    if unfit:
+        say(
+            f"note: the transcript found for {unfit:,} of {plural(len(records), 'record')} has other turns than the "
+            "record and is left out; the rollouts given are not those that were scored"
+        )
     return entries
 
 
@@ -118,7 +136,7 @@ def read_run(scores: Path) -> dict[str, Any] | None:
     Raises:
         InputError: it is there and is not what this program writes.
     """
-    path = scores.with_suffix(".run.json")
+    _, _, path = run_files(scores)
     try:
         run = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -210,7 +210,11 @@ class _ScoreRun:
 
     def score(self, scorer: ScorerLike, outcomes: Mapping[str, float | None], progress: ProgressReporter) -> None:
         rollouts = self._rollouts(scorer, progress)
-        packs = scorer.iter_packs(rollouts, trunk_logprobs=self.settings.trunk_logprobs, errors=self._failed)
+        packs = scorer.iter_packs(
+            rollouts,
+            trunk_logprobs=self.settings.trunk_logprobs,
+            errors=lambda error: self._failed_between_packs(error, progress),
+        )
         for pack in packs:
             self.summary.add_pack(pack)
             for score, credit in self._credits(pack.scores, outcomes):
@@ -226,7 +230,7 @@ class _ScoreRun:
         reading = self.settings.inputs.rollouts(
             scorer.tokenizer,
             opener=self.settings.opener,
-            errors=lambda error: self._unread(error, progress),
+            errors=lambda error: self._failed_between_packs(error, progress),
             unreadable=lambda error: self._unreadable(error, progress),
         )
         for rollout in reading:
@@ -236,9 +240,10 @@ class _ScoreRun:
                 self.ledger.read(rollout.source)
                 yield rollout
 
-    def _unread(self, error: RolloutError, progress: ProgressReporter) -> None:
+    def _failed_between_packs(self, error: RolloutError, progress: ProgressReporter) -> None:
+        """A record that cannot be read, or that the scorer refuses before or after the model's pass."""
         self._failed(error)
-        # They would pile up in memory where a file holds little else.
+        # They would pile up in memory, and be lost by a kill, where a file holds little else.
         if self.ledger.n_failed_waiting >= ERRORS_IN_MEMORY:
             self._commit(progress)
 
@@ -254,10 +259,19 @@ class _ScoreRun:
     def _credits(
         self, scores: Sequence[RolloutScore], outcomes: Mapping[str, float | None]
     ) -> list[tuple[RolloutScore, TurnCredit]]:
-        """Scores with their credit; a score that has none (its numbers overflow) fails alone."""
+        """Scores with their credit; a score that has none (its numbers overflow) fails alone.
+
+        Raises:
+            InputError: a record has a reward now and had none in the pass over the groups, or the reverse.
+        """
         advantages = [outcomes.get(score.source) for score in scores]
         for score, advantage in zip(scores, advantages, strict=True):
-            assert (score.reward is None) == (advantage is None), f"{score.source}: the two passes differ"
+            if (score.reward is None) != (advantage is None):
+                raise InputError(
+                    f"{score.source.rpartition(':')[0]}: expected the file to stay as it is while it is scored, but "
+                    f"the reward of record {score.source} has changed since the groups' rewards were read; score it "
+                    "again with --overwrite once nothing writes to it"
+                )
         try:
             credits = turn_credit(scores, self.settings.credit, outcome_advantages=advantages)
         except TraceFastError as error:

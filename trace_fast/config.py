@@ -1,6 +1,7 @@
-"""Settings, with the paper's values as defaults (METHOD: Hyperparameters). Unknown keys are refused.
+"""Settings, with the paper's values as defaults (TRACE, Tables 3-4). Unknown keys are refused.
 
-Environment variables that change behaviour: none.
+Environment variables that change a number: none. The command line sets one where it is unset: ``TQDM_DISABLE=1`` when
+standard error is no terminal, so that no library draws progress bars into a log.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class RolloutError(TraceFastError):
         return (_rebuild, (self.kind, self.reason, self.rollout_id, self.source))
 
     def to_record(self) -> dict:
-        """The error record of the errors file (DESIGN: Files)."""
+        """The error record of the errors file, of plain JSON types."""
         return {
             "id": self.rollout_id,
             "source": self.source,

@@ -8,24 +8,25 @@ What a model's attention means (scale, window, softcap, sinks, grouped heads) is
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterator
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging as hf_logging
 
 from trace_fast.backends import Backends, pick_device, resolve
 from trace_fast.errors import ConfigError, ModelError
 from trace_fast.kernels.prefix_attention import AttentionPlan, plan_attention, prefix_attention
 from trace_fast.kernels.token_logprob import token_logprob
-from trace_fast.layout import PackedLayout, SpanRanges
+from trace_fast.layout import PackedLayout, SpanRanges, pack_layout
+from trace_fast.model_context import attached, evaluating, implementations, own_precision, quiet_transformers
 from trace_fast.model_spec import LOADER_ERRORS, ModelSpec, model_location, one_line
+from trace_fast.rollout import Rollout
 from trace_fast.row_blocks import ROW_BLOCK, FixedRowBlocks
 
 ATTENTION_NAME = "trace_fast"
@@ -37,7 +38,7 @@ class _Pass:
     """One forward pass of one pack, handed to every attention layer as a keyword argument."""
 
     plan: AttentionPlan
-    layers_seen: int = 0
+    windows: list[int | None] = field(default_factory=list)  # of the attention layers, in the order they ran
 
 
 def _attention(
@@ -58,9 +59,9 @@ def _attention(
     """transformers' attention signature: (1, H, N, D) in, (1, N, H, D) out."""
     if trace_fast_pass is None:
         raise ModelError(f"{type(module).__name__} does not pass keyword arguments on to its attention function")
-    if position_bias is not None:
-        raise ModelError(f"{type(module).__name__} adds a position bias to its attention, which is not supported")
-    trace_fast_pass.layers_seen += 1
+    if position_bias is not None or attention_mask is not None:
+        raise ModelError(f"{type(module).__name__} adds a bias or mask of its own to its attention: not supported")
+    trace_fast_pass.windows.append(sliding_window)
     out_NHD = prefix_attention(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -148,8 +149,8 @@ class ReferenceModel:
         self.head = _Head.of(self.module)
         self._verify()
         local = Path(self.spec.name)
-        name = local.name if local.exists() else self.spec.name  # a folder's place is nobody else's business
-        self.identity = f"{name}@{_weights_hash(self.module)}"
+        name = local.name if local.is_absolute() or local.exists() else self.spec.name  # where it lies is private
+        self.identity = f"{name}@{_model_hash(self.module)}"
 
     @classmethod
     def load(cls, model: str, *, dtype: str, device: str, backend: str) -> ReferenceModel:
@@ -165,7 +166,7 @@ class ReferenceModel:
         place = pick_device(device)
         if not extra:  # cheap, and refuses before gigabytes are read; a GGUF's config costs as much as its weights
             ModelSpec.from_pretrained(model).check_supported()
-        with _quiet_transformers():
+        with quiet_transformers():
             try:
                 module, info = AutoModelForCausalLM.from_pretrained(
                     name, dtype=DTYPES[dtype], output_loading_info=True, **extra
@@ -215,7 +216,7 @@ class ReferenceModel:
     def token_logprobs(self, hidden_NH: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """``(M,) float32`` log p(targets[m] | row rows[m]) on the CPU; the head sees only these rows."""
         hidden_MH = hidden_NH[rows.to(hidden_NH.device)].to(self.head.weight.device)
-        with _own_precision(self.device), FixedRowBlocks():
+        with own_precision(self.device), FixedRowBlocks():
             return token_logprob(
                 hidden_MH,
                 self.head.weight,
@@ -231,52 +232,90 @@ class ReferenceModel:
         padding = (0, -rows % ROW_BLOCK)
         device = _embedding(self.module).device
         this_pass = _Pass(plan_attention(spans, self.backends.prefix_attention))
-        with _attached(self.module), _own_precision(device), FixedRowBlocks():
+        with attached(self.module, ATTENTION_NAME), own_precision(device), FixedRowBlocks():
             output = self.module.get_decoder()(
                 input_ids=F.pad(input_ids, padding)[None].to(device),
                 position_ids=F.pad(positions, padding)[None].to(device),
                 use_cache=False,
                 trace_fast_pass=this_pass,
             )
-        layers = self.spec.n_layers
-        if this_pass.layers_seen != layers:
-            raise ModelError(
-                f"{type(self.module).__name__}: expected {layers} attention layers to run through the attention "
-                f"interface, {this_pass.layers_seen} did; the others would not have seen the pack's structure"
-            )
+        self._check_layers(this_pass.windows)
         return output.last_hidden_state[0, :rows]
+
+    def _check_layers(self, windows: list[int | None]) -> None:
+        """Every layer must have asked for attention here, the sliding ones with their window."""
+        name, wanted = type(self.module).__name__, self.spec.layer_windows
+        if len(windows) != len(wanted):
+            raise ModelError(
+                f"{name}: expected {len(wanted)} attention layers to run through the attention interface, "
+                f"{len(windows)} did; the others would not have seen the pack's structure"
+            )
+        for layer, (window, expected) in enumerate(zip(windows, wanted, strict=True)):
+            if window != expected:
+                raise ModelError(
+                    f"{name}: expected layer {layer} to pass the window {expected} of its config to its attention "
+                    f"function, got {window}; a window that exists in a mask only cannot be honoured here"
+                )
 
     @torch.no_grad()
     def _verify(self) -> None:
-        """Runs a few tokens through the model as it is and through this seam: anything about an architecture
-        that the seam does not know (another logit scale, a bias in the attention) shows here, not in scores."""
-        count = 32
-        ids = torch.arange(count) * 7919 % min(self.vocab_size, 32000)
-        spans = SpanRanges.single(count)
-        device = _embedding(self.module).device
-        with _evaluating(self.module), _own_precision(device):
-            own_hidden = self.module.get_decoder()(input_ids=ids[None].to(device), use_cache=False).last_hidden_state
-            own_logits = self.module(input_ids=ids[None].to(device), use_cache=False).logits
-        hidden = self._forward(ids, torch.arange(count), spans)
-        if not torch.isfinite(own_hidden).all() or not torch.isfinite(own_logits).all():
+        """Runs a small pack through this seam and its paths through the model as it is: anything about an
+        architecture that the seam does not know (another logit scale, a bias in the attention, positions taken from
+        the row number) shows here, not in scores."""
+        ids = np.arange(32) * 7919 % min(self.vocab_size, 32000)
+        probe = Rollout(
+            id="probe",
+            group="probe",
+            input_ids=ids[:20],
+            boundaries=np.array([9, 20]),
+            n_turns=0,
+            answers=(ids[20:27],),
+            openers=(ids[27:],) * 2,
+        )
+        layout = pack_layout([probe])
+        ours = self.hidden_states(layout)
+        paths = [np.concatenate([probe.prefix(k), probe.openers[k], probe.answers[0][:-1]]) for k in range(2)]
+        rows = [layout.target_rows[layout.cu_targets[k] : layout.cu_targets[k + 1]] for k in range(2)]
+        with evaluating(self.module), own_precision(self.device), quiet_transformers():
+            own = torch.cat([self._plain(path)[0][-7:] for path in paths])
+            hidden, logits = self._plain(ids)
+            configured = implementations(self.module)
+            try:
+                self.module.set_attn_implementation("eager")
+                eager = torch.cat([self._plain(path)[0][-7:] for path in paths])
+            finally:
+                self.module.set_attn_implementation(configured)
+        if not torch.isfinite(hidden).all() or not torch.isfinite(logits).all():
             raise ModelError(f"{self.spec.name}: NaN or Inf in the model's own output; check its weights and dtype")
         epsilon = torch.finfo(self.dtype).eps
-        scale = own_logits.float().abs().max()
-        off = (self.head.logits(own_hidden).float() - own_logits.float()).abs().max()
-        if off > 8 * epsilon * scale:  # the same few operations: only their rounding may differ
+        scale = logits.float().abs().max()
+        off = (self.head.logits(hidden).float() - logits.float()).abs().max()
+        if off > 2 * epsilon * scale:  # the same few operations on the same numbers: only their rounding may differ
             raise ModelError(
                 f"{type(self.module).__name__}: its logits are not softcap(scale * head(hidden)) as understood "
                 f"here (largest difference {float(off):.3g} of {float(scale):.3g}); this architecture is not supported"
             )
-        error = (hidden.float() - own_hidden[0].float()).norm() / own_hidden.float().norm()
-        # rounding errors of two orders of summation grow with depth like a random walk
-        bound = 16 * epsilon * self.spec.n_layers**0.5
-        if error > max(bound, 1e-5):
+        error = _relative(ours[torch.as_tensor(np.concatenate(rows))], own)
+        # What two of the model's own attention implementations differ by is what rounding does to it; where it has
+        # only one, rounding errors grow with depth like a random walk.
+        bound = max(8 * _relative(eager, own), 4 * epsilon * self.spec.n_layers**0.5, 1e-5)
+        if error > bound:
             raise ModelError(
                 f"{type(self.module).__name__}: hidden states through the attention interface differ from the "
-                f"model's own by {float(error):.3g} (bound {bound:.3g}); its attention has a feature that is not "
+                f"model's own by {error:.3g} (bound {bound:.3g}); its attention has a feature that is not "
                 "passed to attention functions, so it cannot be scored exactly"
             )
+
+    def _plain(self, ids: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(L, H)`` hidden states and ``(L, V)`` logits of one sequence, by the model alone."""
+        inputs = torch.as_tensor(ids)[None].to(_embedding(self.module).device)
+        hidden = self.module.get_decoder()(input_ids=inputs, use_cache=False).last_hidden_state
+        return hidden[0], self.module(input_ids=inputs, use_cache=False).logits[0]
+
+
+def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Norm of the difference over the norm, of the median row: a router may send a row elsewhere for a rounding."""
+    return float(((a.float() - b.float()).norm(dim=-1) / b.float().norm(dim=-1)).median())
 
 
 def _embedding(module: PreTrainedModel) -> torch.Tensor:
@@ -285,69 +324,14 @@ def _embedding(module: PreTrainedModel) -> torch.Tensor:
     return weight
 
 
-@contextlib.contextmanager
-def _evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode; every submodule's own mode comes back afterwards."""
-    training = [m for m in module.modules() if m.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for submodule in training:
-            submodule.training = True
-
-
-def _own_precision(device: torch.device) -> torch.autocast:
-    """Scores are those of the model's dtype, also inside a trainer's mixed-precision region."""
-    return torch.autocast(device.type, enabled=False)
-
-
-@contextlib.contextmanager
-def _attached(module: PreTrainedModel) -> Iterator[None]:
-    """Switches attention (and experts, whose grouped kernels depend on the company) for one forward pass."""
-    attention = _implementations(module)
-    experts = module.get_experts_implementation() if module._can_set_experts_implementation() else None
-    with _evaluating(module), _quiet_transformers():
-        try:
-            module.set_attn_implementation(ATTENTION_NAME)
-            if experts is not None:
-                module.set_experts_implementation("eager")
-            yield
-        finally:
-            module.set_attn_implementation(attention)
-            if experts is not None:
-                module.set_experts_implementation(experts)
-
-
-def _implementations(module: PreTrainedModel) -> dict[str, str]:
-    """Attention implementation of the model and of each sub-config, in the form ``set_attn_implementation`` takes."""
-    config = module.config
-    found = {"": config._attn_implementation or "eager"}
-    for key in config.sub_configs:
-        sub = getattr(config, key, None)
-        if sub is not None:
-            found[key] = sub._attn_implementation or "eager"
-    return found
-
-
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Loading bars and advice of transformers stay off our users' terminals; errors still raise."""
-    verbosity = hf_logging.get_verbosity()
-    bars = hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        hf_logging.set_verbosity(verbosity)
-        if bars:
-            hf_logging.enable_progress_bar()
-
-
-def _weights_hash(module: torch.nn.Module, samples: int = 65536) -> str:
-    """16 hex digits over names, shapes, dtypes, an exact sum of all bits and evenly spaced values of every tensor."""
+def _model_hash(module: PreTrainedModel, samples: int = 65536) -> str:
+    """16 hex digits over the config and, of every tensor, name, shape, dtype, an exact sum of all bits and evenly
+    spaced values."""
     digest = hashlib.blake2b(digest_size=8)
+    config = module.config.to_dict()
+    for volatile in ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"):
+        config.pop(volatile, None)
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
         flat = tensor.detach().reshape(-1)
@@ -358,14 +342,24 @@ def _weights_hash(module: torch.nn.Module, samples: int = 65536) -> str:
     return digest.hexdigest()
 
 
+def tokenizer_hash(tokenizer: Any) -> str:
+    """16 hex digits over vocabulary, merges and chat template: what turns the text of a rollout into ids."""
+    digest = hashlib.blake2b(digest_size=8)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    described = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    digest.update(described.encode())
+    digest.update(json.dumps(getattr(tokenizer, "chat_template", None), sort_keys=True).encode())
+    return digest.hexdigest()
+
+
 def load_tokenizer(model: str) -> Any:
     """The tokenizer alone. Raises ModelError with the loader's reason."""
     name, extra = model_location(model)
-    with _quiet_transformers():
+    with quiet_transformers():
         try:
             return AutoTokenizer.from_pretrained(name, **extra)
         except LOADER_ERRORS as error:
             raise ModelError(f"cannot load the tokenizer of {model!r}: {one_line(error)}") from error
 
 
-__all__ = ["DTYPES", "ModelSpec", "ReferenceModel", "load_tokenizer"]
+__all__ = ["DTYPES", "ModelSpec", "ReferenceModel", "load_tokenizer", "tokenizer_hash"]

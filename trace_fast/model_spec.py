@@ -129,6 +129,13 @@ class ModelSpec:
             stateful=stateful,
         )
 
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """Attention window of each layer; ``None`` sees everything."""
+        if not self.layer_types:
+            return (self.window,) * self.n_layers
+        return tuple(self.window if kind == "sliding_attention" else None for kind in self.layer_types)
+
     def check_supported(self) -> None:
         """Raises ModelError for recurrent and hybrid models and for attention that is not causal by ranges."""
         odd = sorted(set(self.layer_types) - ATTENTION_LAYERS)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def score_record(score: RolloutScore, credit: TurnCredit) -> dict[str, Any]:
-    """The score record of one rollout (DESIGN: Files), of plain JSON types.
+    """The score record of one rollout, of plain JSON types.
 
     Keys: ``id``, ``source``, ``group``, ``n_turns``, ``boundaries`` (S), ``answer`` (text of the reported alias, or
     null when answers came as ids), ``answer_ids``, ``alias`` (S, index of the alias used at each state),

@@ -15,7 +15,7 @@ from trace_fast.layout import PackedLayout, pack_layout, shared_tokens
 from trace_fast.model_spec import ModelSpec
 from trace_fast.rollout import Rollout
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 LARGEST_PACK = 65536  # tokens: a killed run loses one pack, and larger ones are no faster
 SMALLEST_PACK = 4096
 
@@ -186,10 +186,10 @@ def forward_flops(spec: ModelSpec, tokens: int, keys: float, scored: int) -> flo
 def attended_keys(spec: ModelSpec, positions: np.ndarray) -> float:
     """Query-key pairs of rows at these depths, summed over layers (sliding layers see their window)."""
     full = float((positions + 1).sum())
-    if spec.window is None:
-        return spec.n_layers * full
-    sliding = sum(kind == "sliding_attention" for kind in spec.layer_types) if spec.layer_types else spec.n_layers
-    return (spec.n_layers - sliding) * full + sliding * float(np.minimum(positions + 1, spec.window).sum())
+    sums = {None: full}
+    for window in {w for w in spec.layer_windows if w is not None}:
+        sums[window] = float(np.minimum(positions + 1, window).sum())
+    return sum(sums[window] for window in spec.layer_windows)
 
 
 def _naive_lengths(pack: list[Rollout]) -> np.ndarray:

@@ -42,13 +42,22 @@ class FixedRowBlocks(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not args:  # everything by keyword: no model of transformers calls these functions so
+            return func(**kwargs)
         if func in _LINEAR:
-            if len(args) == 2 and not kwargs and args[0].shape[:-1].numel() % self.rows == 0:
-                return self._linear(*args)
+            plain = not kwargs and len(args) > 1 and all(bias is None for bias in args[2:])
+            if plain and args[0].shape[:-1].numel() % self.rows == 0:
+                return self._linear(args[0], args[1])
             return self._by_rows(func, args[0], args[1:], kwargs)
-        if func in _MATMUL and isinstance(args[1], torch.Tensor) and args[1].ndim == 2 and args[0].ndim >= 2:
+        if (
+            func in _MATMUL
+            and len(args) > 1
+            and isinstance(args[1], torch.Tensor)
+            and args[1].ndim == 2
+            and args[0].ndim >= 2
+        ):
             return self._by_rows(func, args[0], args[1:], kwargs)
-        if func in _ADDMM and args[1].ndim == 2 and args[0].ndim == 1:
+        if func in _ADDMM and len(args) > 2 and args[1].ndim == 2 and args[0].ndim == 1:
             bias, rows, weight = args[:3]
             return self._by_rows(lambda x, *a, **k: func(bias, x, *a, **k), rows, (weight, *args[3:]), kwargs)
         if func in _ELEMENTWISE and isinstance(args[0], torch.Tensor) and _has_odd_ends(args[0]):

@@ -26,10 +26,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from trace_fast.atomic_write import sync_folder, write_atomically
 from trace_fast.errors import OutputError
 from trace_fast.output import RunDescription, numbered_lines, parse_object
 
 STDOUT = "-"
+
+
+def run_files(path: Path) -> tuple[Path, Path, Path]:
+    """The files of the run that writes ``path``: scores, errors, description."""
+    return path, path.with_suffix(".errors.jsonl"), path.with_suffix(".run.json")
 
 
 class ScoreWriter:
@@ -66,8 +72,7 @@ class ScoreWriter:
         target = Path(path)
         if target.suffix != ".jsonl":
             raise OutputError(f"--out: expected a name ending in .jsonl, or '-', got {path!r}")
-        self.errors_path = target.with_suffix(".errors.jsonl")
-        self.run_path = target.with_suffix(".run.json")
+        _, self.errors_path, self.run_path = run_files(target)
         self._check()
 
     @property
@@ -114,7 +119,8 @@ class ScoreWriter:
             if _size(Path(self.path)) or _size(self.errors_path):
                 self._recover(run)
             else:
-                _write_atomically(self.run_path, json.dumps(run.to_json(), indent=2, allow_nan=False) + "\n")
+                text = json.dumps(run.to_json(), indent=2, allow_nan=False) + "\n"
+                write_atomically(self.run_path, text, locked=True)
         except OSError as error:
             self.close()
             raise OutputError(f"{error.filename or self.path}: cannot be written: {error.strerror}") from error
@@ -183,7 +189,7 @@ class _AppendFile:
         self.path = path
         self._stream: IO[bytes] = path.open("ab", buffering=0)
         if created:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
 
     def lock(self) -> None:
         try:
@@ -272,27 +278,3 @@ def _recover_lines(path: Path, done: set[str]) -> int:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a new or renamed entry of the folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """Old content or new content, never a part; the caller holds the run's lock, so the temporary name is its own."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)

@@ -15,7 +15,8 @@ from trace_fast.checks import check_rollout
 from trace_fast.config import Alias
 from trace_fast.errors import ConfigError, RolloutError
 from trace_fast.layout import PackedLayout, pack_layout
-from trace_fast.model import ReferenceModel, load_tokenizer
+from trace_fast.model import ReferenceModel, load_tokenizer, tokenizer_hash
+from trace_fast.model_spec import one_line
 from trace_fast.plan import cut_packs, pack_budget
 from trace_fast.rollout import Rollout
 from trace_fast.rollout_score import RolloutScore
@@ -49,6 +50,7 @@ class Scorer:
         self.tokenizer = tokenizer
         self.alias = alias
         dtype = str(model.dtype).removeprefix("torch.")
+        self._reference = f"{model.identity}+{tokenizer_hash(tokenizer)}" if tokenizer is not None else model.identity
         self.max_tokens_per_pack = pack_budget(max_tokens_per_pack, model.spec, dtype, model.device)
 
     @classmethod
@@ -99,8 +101,8 @@ class Scorer:
 
     @property
     def reference(self) -> str:
-        """``"name@hash"`` of the weights, as it stands in score records."""
-        return self.model.identity
+        """``"name@hash"`` of weights, config and tokenizer as they were on construction; stands in score records."""
+        return self._reference
 
     def score(
         self,
@@ -151,18 +153,33 @@ class Scorer:
                     yield rollout
 
         for pack in cut_packs(usable(), self.max_tokens_per_pack):
-            started = time.perf_counter()
-            layout = pack_layout(pack)
+            yield from self._score_pack(pack, trunk_logprobs, report)
+
+    def _score_pack(self, pack: list[Rollout], trunk_logprobs: bool, report: Errors) -> Iterator[PackResult]:
+        """One pass; where it does not fit into memory, a rollout at a time, and those that still do not are errors."""
+        started = time.perf_counter()
+        layout = pack_layout(pack)
+        try:
             token_logprobs, trunks = self._run(layout, pack, trunk_logprobs)
-            scores, scored = [], []
-            for r, rollout in enumerate(pack):
-                try:
-                    scores.append(self._combine(rollout, layout, r, token_logprobs, trunks[r]))
-                except RolloutError as error:
-                    report(error)
-                else:
-                    scored.append(rollout)
-            yield PackResult(scores, scored, len(layout), layout.tokens_naive, time.perf_counter() - started)
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
+            if len(pack) == 1:
+                reason = f"one pass over its {len(layout)} distinct tokens does not fit into memory: {one_line(error)}"
+                report(RolloutError("length", reason, rollout_id=pack[0].id, source=pack[0].source))
+                return
+            for rollout in pack:
+                yield from self._score_pack([rollout], trunk_logprobs, report)
+            return
+        scores, scored = [], []
+        for r, rollout in enumerate(pack):
+            try:
+                scores.append(self._combine(rollout, layout, r, token_logprobs, trunks[r]))
+            except RolloutError as error:
+                report(error)
+            else:
+                scored.append(rollout)
+        yield PackResult(scores, scored, len(layout), layout.tokens_naive, time.perf_counter() - started)
 
     def _run(
         self, layout: PackedLayout, pack: list[Rollout], trunk_logprobs: bool
@@ -217,3 +234,8 @@ class Scorer:
             source=rollout.source,
             extra=rollout.extra,
         )
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """torch has a class of its own for CUDA; its CPU allocator says it in words."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

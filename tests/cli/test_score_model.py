@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig
 from typer.testing import CliRunner
 
 import trace_fast
@@ -108,6 +108,18 @@ def test_the_plan_is_what_happens(examples, model, scored):
     table = _invoke("plan", examples, "--model", model, "--dtype", "float32").stdout
     assert f"{plan['tokens_unique']:,}" in table
     assert f"{plan['ratio']:.2f}" in table
+
+
+def test_plan_refuses_the_models_that_score_refuses(examples, tmp_path):
+    """A recurrent model: by its config alone, in the same words, without tokenizer or weights."""
+    config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)
+    config.save_pretrained(tmp_path / "mamba")
+    plan = _invoke("plan", examples, "--model", tmp_path / "mamba")
+    score = _invoke("score", examples, "--model", tmp_path / "mamba", "--out", tmp_path / "s.jsonl")
+    assert (plan.exit_code, score.exit_code) == (2, 2)
+    assert "(mamba) has recurrent layers" in plan.stderr
+    assert plan.stderr == score.stderr
+    assert plan.stdout == ""
 
 
 def test_plan_reports_failed_records(examples, model, tmp_path):

@@ -249,3 +249,26 @@ def test_one_name_is_registered_and_no_other() -> None:
     assert ours == {"trace_fast"}
     assert ALL_ATTENTION_FUNCTIONS["sdpa"].__module__.startswith("transformers.")
     assert _get_current_function_mode_stack() == []
+
+
+def test_the_callers_matmul_precision_reaches_no_number() -> None:
+    """``set_float32_matmul_precision("medium")`` computes float32 products in bfloat16."""
+    scorer = Scorer.from_module(tiny_model("llama"), None)
+    wanted = scorer.score(rollouts())
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        found = scorer.score(rollouts())
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(a.alias_mean_logprobs, b.alias_mean_logprobs)
+
+
+def test_a_float64_module() -> None:
+    module = tiny_model("llama", torch.float64)
+    rollout = rollouts(1)[0]
+    wanted = oracle.mean_logprobs(oracle.double_precision(module), rollout)
+    found = Scorer.from_module(module, None).score([rollout])[0]
+    np.testing.assert_allclose(found.alias_mean_logprobs, wanted, rtol=0, atol=1e-10)

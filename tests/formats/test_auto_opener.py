@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import trace_fast as tf
 from trace_fast.formats.answers import NOTE_NEWLINE, auto_opener
 
@@ -33,6 +35,12 @@ def test_qwen_gets_a_line_break_and_a_note(tmp_path: Path, qwen_tokenizer: Any) 
     assert qwen_tokenizer.decode(rollout.openers[0]) == "<answer>\n"
     assert qwen_tokenizer.decode(rollout.answers[0]) == "Fred"
     assert NOTE_NEWLINE in rollout.notes
+
+
+def test_an_opener_may_be_an_array_of_ids(tmp_path: Path, qwen_tokenizer: Any) -> None:
+    rollout = read(tmp_path, qwen_tokenizer, opener=np.array([27, 9217, 29]))
+    assert [opener.tolist() for opener in rollout.openers] == [[27, 9217, 29]] * rollout.n_states
+    assert NOTE_NEWLINE not in rollout.notes
 
 
 def test_an_opener_that_was_asked_for_is_taken_as_it_is(tmp_path: Path, qwen_tokenizer: Any) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trace_fast.credit import group_outcome_advantages
 from trace_fast.errors import RolloutError
 from trace_fast.formats import FieldKeys, read_rollouts
-from trace_fast.formats.fields import ANSWER_PATHS, read_answers, read_reward
+from trace_fast.formats.fields import ANSWER_PATHS, MAX_REWARD, read_answers, read_reward
 from trace_fast.formats.limits import Limits
 from trace_fast.formats.strict_json import parse_json
 from trace_fast.rollout import Rollout
@@ -108,7 +110,28 @@ def test_rewards(source: str, reward: float | None) -> None:
     assert read_reward(parse_json(source.encode(), Limits()), KEYS) == reward
 
 
-@pytest.mark.parametrize("value", ['"1"', "[1]", "{}", "1" + "0" * 400])
+def test_the_largest_reward() -> None:
+    """A group's advantages are finite up to the bound, and the record is refused beyond it."""
+    for value in (MAX_REWARD, -MAX_REWARD):
+        assert read_reward({"reward": value}, KEYS) == value
+    assert group_outcome_advantages([MAX_REWARD, -MAX_REWARD], ["g", "g"]) == [1.0, -1.0]
+    with pytest.raises(RolloutError, match=r"reward: expected a finite number of magnitude up to 1e\+30, got float"):
+        read_reward({"reward": MAX_REWARD * 1.01}, KEYS)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_json_does_not_have(value: float) -> None:
+    """Parquet has them: no answer, no reward."""
+    with pytest.raises(RolloutError, match="reward: expected a finite number") as caught:
+        read_reward({"reward": value}, KEYS)
+    assert caught.value.kind == "format"
+    for answer, where in ((value, "answer"), ([value], "answer"), (["Orm", value], r"answer\[1\]")):
+        with pytest.raises(RolloutError, match=f"{where}: expected text or a finite number, got {value}$") as caught:
+            read_answers({"answer": answer}, KEYS)
+        assert caught.value.kind == "answer"
+
+
+@pytest.mark.parametrize("value", ['"1"', "[1]", "{}", "1" + "0" * 400, "1e308", "-1e308", "1e31"])
 def test_bad_rewards(value: str) -> None:
     with pytest.raises(RolloutError, match="reward: expected a") as caught:
         read_reward(parse_json(f'{{"reward": {value}}}'.encode(), Limits()), KEYS)
@@ -158,6 +181,33 @@ def test_user_paths_win_and_must_exist(tmp_path: Path) -> None:
         with pytest.raises(RolloutError, match=f"expected the {name} at 'no.where'") as caught:
             _one(tmp_path, record, FieldKeys(**{name: "no.where"}))
         assert caught.value.kind == kind
+
+
+@pytest.mark.parametrize("name", ["id", "group", "reward"])
+def test_the_usual_place_by_name_must_exist_too(tmp_path: Path, name: str) -> None:
+    assert _one(tmp_path, {"answer_ids": [1], "score": 2.0}).reward == 2.0
+    with pytest.raises(RolloutError, match=f"expected the {name} at '{name}' as configured"):
+        _one(tmp_path, {"answer_ids": [1], "score": 2.0}, FieldKeys(**{name: name}))
+
+
+def test_an_answer_key_that_is_the_usual_one_is_the_only_one() -> None:
+    assert _texts('{"gt": "x"}') == ("x",)
+    with pytest.raises(RolloutError, match="expected the answer at 'answer' as configured") as caught:
+        _texts('{"gt": "x"}', FieldKeys(answer="answer"))
+    assert caught.value.kind == "answer"
+    assert _texts('{"gt": "x", "answer": "y"}', FieldKeys(answer="gt")) == ("x",)
+
+
+def test_an_id_key_that_is_the_usual_one_names_rollouts_of_the_verifiers_form_too(
+    tmp_path: Path, smollm2_tokenizer: Any
+) -> None:
+    """Its integer ``id`` counts examples, unless the user says that it is the id."""
+    chat = [{"role": "user", "content": "Q"}], [{"role": "assistant", "content": "A"}]
+    path = tmp_path / "v.jsonl"
+    path.write_text(json.dumps({"id": 7, "prompt": chat[0], "completion": chat[1], "answer": "Orm"}))
+    (usual,) = read_rollouts(path, smollm2_tokenizer)
+    (named,) = read_rollouts(path, smollm2_tokenizer, keys=FieldKeys(id="id"))
+    assert (usual.id, named.id) == (f"{path}:1", "7")
 
 
 def test_extra_is_what_nothing_read(tmp_path: Path) -> None:

@@ -399,16 +399,21 @@ print(count, (peak() - before) // 1024)
 """
 
 
-@pytest.mark.parametrize("container", ["jsonl", "json"])
+@pytest.mark.parametrize("container", ["jsonl", "json", "parquet"])
 def test_a_long_file_is_read_in_constant_memory(tmp_path: Path, container: str) -> None:
     path = tmp_path / f"long.{container}"
-    line = json.dumps(_record(1, note="some text here " * 7000)).encode()  # 105 KB
+    record = _record(1, note="some text here " * 7000)  # 105 KB
+    line = json.dumps(record).encode()
     count = 2000
-    with path.open("wb") as file:
-        file.write(b"[" if container == "json" else b"")
-        for i in range(count):
-            file.write((b"," if container == "json" and i else b"") + line + b"\n")
-        file.write(b"]" if container == "json" else b"")
+    if container == "parquet":  # one row group, so that only its pages can be read one after the other
+        table = pa.concat_tables([pa.Table.from_pylist([record])] * count)
+        pq.write_table(table, path, row_group_size=count, compression="none", use_dictionary=False)
+    else:
+        with path.open("wb") as file:
+            file.write(b"[" if container == "json" else b"")
+            for i in range(count):
+                file.write((b"," if container == "json" and i else b"") + line + b"\n")
+            file.write(b"]" if container == "json" else b"")
     assert path.stat().st_size > 200_000_000
     command = [sys.executable, "-c", _MEASURE, str(path)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()

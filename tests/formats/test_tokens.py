@@ -89,6 +89,12 @@ def test_whether_the_last_boundary_is_an_answer(tmp_path: Path, more: dict[str, 
         ({"opener_ids": 5}, "format", "opener_ids: expected a list"),
         ({"state_prefixes": [[1]]}, "format", "state_prefixes: expected 3 lists"),
         ({"transcript": [{"role": "x"}]}, "format", "transcript[0]"),
+        ({"transcript": [{"role": "x", "text": "", "turn": -2}]}, "format", "transcript[0].turn: expected -1 (prompt)"),
+        (
+            {"transcript": [{"role": "x", "text": "", "turn": t} for t in (-1, 0, 1, 2)]},
+            "format",
+            "transcript[3].turn: expected -1 (prompt) to T = 1, got 2",
+        ),
         ({"notes": "x"}, "format", "notes"),
         ({"answer_ids": None}, "answer", "expected a gold answer"),
         ({"opener_ids": None}, "config", "the opener is text and needs a tokenizer"),
@@ -229,7 +235,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
     spelling = text.map(str.strip).filter(bool)
     spellings = st.lists(spelling, unique=True, min_size=len(answers), max_size=len(answers))
     segment = st.builds(
-        Segment, st.sampled_from(["prompt", "assistant", "tool"]), text, st.integers(-1, 9), st.none() | text
+        Segment, st.sampled_from(["prompt", "assistant", "tool"]), text, st.integers(-1, n_turns), st.none() | text
     )
     return Rollout(
         id=draw(text.filter(bool)),

@@ -66,7 +66,8 @@ def read_rollouts(
         RolloutError: the first bad record, when ``errors`` is None.
     """
     check_format(format)
-    notes = (NOTE_NEWLINE,) if opener == "auto" and auto_opener(tokenizer) != ANSWER_TAG else ()
+    auto = isinstance(opener, str) and opener == "auto"  # an array of ids has no truth value when compared with text
+    notes = (NOTE_NEWLINE,) if auto and auto_opener(tokenizer) != ANSWER_TAG else ()
     builder = Builder(tokenizer, check_opener(opener, tokenizer), format, keys, limits, notes)
     return _read(paths, builder, keys, errors, limits)
 

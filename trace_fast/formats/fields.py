@@ -18,6 +18,8 @@ REQUIRED_OUTPUTS = "info.task.outputs"  # tau-bench: strings that must all be st
 REWARD_PATHS = ("reward", "score", "correct")
 MESSAGE_PATHS = ("messages", "traj", "trajectory", "conversation", "conversations", "history")
 
+MAX_REWARD = 1e30  # magnitude; sums of squares over a group of such rewards are far from overflow in float64
+
 NOTE_NESTED_ALIASES = "nested lists of gold answers read as accepted spellings"
 NOTE_REQUIRED_OUTPUTS = "required outputs joined with ', ' into one gold answer"
 
@@ -26,20 +28,20 @@ NOTE_REQUIRED_OUTPUTS = "required outputs joined with ', ' into one gold answer"
 class FieldKeys:
     """Where the fields sit in a record; dotted paths reach into objects (``info.task.id``) and lists (``a.0``).
 
-    A default (or None) means the usual places of each format. Any other path wins over those and must exist in
-    every record.
+    None means the usual places of each format. A path, also one that is among the usual places, is looked at alone
+    and must exist in every record.
     """
 
-    id: str | None = "id"
-    group: str | None = "group"
-    answer: str | None = "answer"
-    reward: str | None = "reward"
-    messages: str | None = "messages"
+    id: str | None = None
+    group: str | None = None
+    answer: str | None = None
+    reward: str | None = None
+    messages: str | None = None
 
     def given(self, name: str) -> str | None:
         """The path the user gave for a field, or None for the usual places."""
         path: str | None = getattr(self, name)
-        return None if path is None or path == name else path
+        return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +148,13 @@ def rollout_group(record: Mapping[str, Any], keys: FieldKeys, own_id: str) -> st
 
 
 def read_reward(record: Mapping[str, Any], keys: FieldKeys) -> float | None:
-    """The outcome R: a finite number, with true and false as 1 and 0; None when none is recorded.
+    """The outcome R, of magnitude up to ``MAX_REWARD``, with true and false as 1 and 0; None when none is recorded.
 
     ``score`` and ``correct`` are looked at only where they are numbers or booleans: both names are also used for
     breakdowns.
+
+    Raises:
+        RolloutError: kind ``format`` when it is no number, NaN, or so large that a group's statistics could overflow.
     """
     found = find(record, keys, "reward", REWARD_PATHS[:1])
     if found is None and keys.given("reward") is None:
@@ -164,8 +169,10 @@ def read_reward(record: Mapping[str, Any], keys: FieldKeys) -> float | None:
         reward = float(value)
     except OverflowError:
         reward = math.inf
-    if not math.isfinite(reward):
-        raise RolloutError("format", f"{path}: expected a finite number, got one out of range")
+    if not abs(reward) <= MAX_REWARD:  # NaN fails every comparison
+        raise RolloutError(
+            "format", f"{path}: expected a finite number of magnitude up to {MAX_REWARD:g}, got {describe(value)}"
+        )
     return reward
 
 
@@ -234,6 +241,8 @@ def _one_text(value: Any, where: str) -> str:
         return "true" if value else "false"
     if isinstance(value, LiteralFloat):
         return value.literal
+    if isinstance(value, float) and not math.isfinite(value):  # Parquet has them, and the text "nan" is no answer
+        raise RolloutError("answer", f"{where}: expected text or a finite number, got {value}")
     if isinstance(value, int | float):
         return str(value)
     if not isinstance(value, str):

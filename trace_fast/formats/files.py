@@ -34,6 +34,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _PEEK = 1 << 16
 _ZSTD_INPUT = 1 << 12  # bytes a step; even run-length frames (128 KiB from 4 bytes) then stay near 128 MiB
 _PARQUET_ROWS = 16  # rollouts are large: a batch of a thousand could be gigabytes
+_PARQUET_BUFFER = 1 << 20  # bytes read at a time of each column
 _GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 _UTF8_BOM = b"\xef\xbb\xbf"
 _OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -238,7 +239,8 @@ def _parquet(stream: BinaryIO, raw: BinaryIO, name: str, stack: ExitStack) -> It
         file.seek(0)
     number = 0
     try:
-        with pq.ParquetFile(file) as table:
+        # Buffered, and not a row group ahead: a column chunk as a whole may be larger than memory.
+        with pq.ParquetFile(file, buffer_size=_PARQUET_BUFFER, pre_buffer=False) as table:
             for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
                 for row in batch.to_pylist():
                     number += 1

@@ -26,7 +26,7 @@ def import_tokens(record: Mapping[str, Any], keys: FieldKeys, limits: Limits) ->
     last span was written by the policy); else the rollout counts as finished.
 
     ``logprobs`` are nats, null where none was recorded. ``opener_ids`` is one opener for every state, ``openers``
-    one a state. Lists of the wrong length are errors, never padded.
+    one a state. Lists of the wrong length are errors, never padded. Turns of ``transcript`` are -1 (prompt) to T.
     """
     ids = np.asarray(token_ids(record.get("input_ids"), "input_ids"), dtype=np.int64)
     boundaries = np.asarray(token_ids(record.get("boundaries"), "boundaries"), dtype=np.int64)
@@ -43,7 +43,7 @@ def import_tokens(record: Mapping[str, Any], keys: FieldKeys, limits: Limits) ->
         state_prefixes=None if prefixes is None else _id_lists(prefixes, "state_prefixes", len(boundaries)),
         loss_mask=mask,
         logprobs=_logprobs(record.get("logprobs"), len(ids)),
-        segments=_transcript(record.get("transcript")),
+        segments=_transcript(record.get("transcript"), n_turns),
         notes=_notes(record.get("notes")),
     )
     return Parsed(body, frozenset(key for key in KEYS if key in record))
@@ -112,7 +112,7 @@ def _id_lists(value: Any, name: str, states: int) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(token_ids(ids, f"{name}[{k}]"), dtype=np.int64) for k, ids in enumerate(value))
 
 
-def _transcript(value: Any) -> tuple[Segment, ...]:
+def _transcript(value: Any, n_turns: int) -> tuple[Segment, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -121,12 +121,15 @@ def _transcript(value: Any) -> tuple[Segment, ...]:
     for i, item in enumerate(value):
         given = item if isinstance(item, Mapping) else {}
         role, text, turn, tool = given.get("role"), given.get("text"), given.get("turn"), given.get("tool")
-        well_formed = isinstance(role, str) and isinstance(text, str) and type(turn) is int and turn >= PROMPT_TURN
+        well_formed = isinstance(role, str) and isinstance(text, str) and type(turn) is int
         if not well_formed or not (tool is None or isinstance(tool, str)):
             raise RolloutError("format", f"transcript[{i}]: expected role, text, turn and tool, got {describe(item)}")
         assert isinstance(role, str)
         assert isinstance(text, str)
         assert isinstance(turn, int)
+        if not PROMPT_TURN <= turn <= n_turns:
+            where = f"transcript[{i}].turn"
+            raise RolloutError("format", f"{where}: expected {PROMPT_TURN} (prompt) to T = {n_turns}, got {turn}")
         segments.append(Segment(role, text, turn, tool))
     return tuple(segments)
 

@@ -1,4 +1,4 @@
-"""Facade over the op folders: each op is imported from here, implementations are chosen in ``backends``.
+"""Home of the ops: ``trace_fast.kernels.<op>``; implementations are chosen in ``trace_fast.backends``.
 
-The folders lie in ``kernels/`` at the top of the repository and are installed as ``trace_fast.kernels.<op>``.
+The folders lie in ``kernels/`` at the top of the repository and are installed below this package.
 """

@@ -4,7 +4,7 @@ A state is *secured* when its mean log-probability reaches the threshold; a roll
 its states S_0..S_T, those before the final answer is written, is. S_{T+1} contains the answer the policy wrote, so
 a right answer nearly always secures it; counting it would hide the rollouts that were right without evidence.
 A rollout is *right* when its reward is at least ``RIGHT_AT``: a well-formed wrong answer may earn a format score
-(0.1 in METHOD), so "above zero" would call it right.
+(0.1 in TRACE, Table 4), so "above zero" would call it right.
 """
 
 from __future__ import annotations
@@ -59,17 +59,22 @@ class RolloutView:
     @property
     def decisive_turn(self) -> int | None:
         """Tool turn with the largest positive delta (the first of equals)."""
-        return self._extreme(1.0)
+        return decisive_turn(self.record.deltas, self.record.n_turns)
 
     @property
     def harmful_turn(self) -> int | None:
         """Tool turn with the most negative delta (the first of equals)."""
-        return self._extreme(-1.0)
+        return decisive_turn([-delta for delta in self.record.deltas], self.record.n_turns)
 
-    def _extreme(self, sign: float) -> int | None:
-        signed = [sign * delta for delta in self.record.deltas[: self.record.n_turns]]
-        best = max(range(len(signed)), key=signed.__getitem__, default=None)
-        return best if best is not None and signed[best] > 0 else None
+
+def decisive_turn(deltas: Sequence[float], n_turns: int) -> int | None:
+    """0-based tool turn of the largest positive one-step credit delta_k (Eq. 7), the first of equals; or ``None``.
+
+    ``deltas`` (nats) may hold one entry more than turns, that of answer generation, which is no turn's.
+    """
+    credits = list(deltas[:n_turns])
+    best = max(range(len(credits)), key=credits.__getitem__, default=None)
+    return best if best is not None and credits[best] > 0 else None
 
 
 def turn_tools(transcript: Sequence[Segment], n_turns: int) -> tuple[str | None, ...]:

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import jinja2
 
+from trace_fast.atomic_write import write_atomically
 from trace_fast.errors import ConfigError, OutputError
 from trace_fast.report.analysis import RIGHT_AT, RolloutView, credit_scale, summarize, turn_tools
 from trace_fast.report.record import ReportEntry, ScoreRecord, parse_entry
@@ -68,7 +68,10 @@ def write_report(
     wrapping = 64 * len(views)  # the script element around each rollout's texts
     cut = store.finish(max_bytes - len(frame.encode()) - wrapping - store.structure_bytes)
     page = _render(title, data, store.embedded(), plotly, with_transcript, cut)
-    _write_atomically(Path(path), page)
+    try:
+        write_atomically(Path(path), page)
+    except OSError as exc:
+        raise OutputError(f"cannot write the report {path}: {exc.strerror or exc}") from exc
 
 
 def _plotly_source() -> str:
@@ -175,18 +178,3 @@ def _render(
 
 def _csp_hash(source: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
-
-
-def _write_atomically(path: Path, page: str) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8", newline="\n") as file:
-            try:
-                file.write(page)
-                file.flush()
-                os.fsync(file.fileno())
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)  # gone already when it took its place
-    except OSError as exc:
-        raise OutputError(f"cannot write the report {path}: {exc.strerror or exc}") from exc

@@ -61,6 +61,11 @@ class ScoreRecord(BaseModel):
         return next((k for k, value in enumerate(self.mean_logprobs) if value >= threshold), None)
 
 
+def transcript_fits(transcript: Sequence[Segment], n_turns: int) -> bool:
+    """Whether every segment lies in the prompt (turn -1), in a tool turn 0..T-1 or in the final answer (turn T)."""
+    return all(PROMPT_TURN <= segment.turn <= n_turns for segment in transcript)
+
+
 def parse_entry(entry: ReportEntry, place: int) -> ScoreRecord:
     """Checks record and transcript of the ``place``-th entry (1-based).
 
@@ -86,7 +91,7 @@ def parse_entry(entry: ReportEntry, place: int) -> ScoreRecord:
     for name, expected in lengths.items():
         if len(getattr(record, name)) != expected:
             raise error(f"{name}: expected {expected} entries for T = {turns}, got {len(getattr(record, name))}")
-    for segment in entry.transcript:
-        if not PROMPT_TURN <= segment.turn <= turns:
-            raise error(f"transcript: expected turns {PROMPT_TURN}..{turns}, got a segment of turn {segment.turn}")
+    if not transcript_fits(entry.transcript, turns):
+        found = sorted({segment.turn for segment in entry.transcript})
+        raise error(f"transcript: expected turns {PROMPT_TURN}..{turns}, got segments of turns {found[0]}..{found[-1]}")
     return record
