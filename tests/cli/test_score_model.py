@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3NextConfig
 from typer.testing import CliRunner
 
 import trace_fast
@@ -111,13 +111,13 @@ def test_the_plan_is_what_happens(examples, model, scored):
 
 
 def test_plan_refuses_the_models_that_score_refuses(examples, tmp_path):
-    """A recurrent model: by its config alone, in the same words, without tokenizer or weights."""
-    config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)
-    config.save_pretrained(tmp_path / "mamba")
-    plan = _invoke("plan", examples, "--model", tmp_path / "mamba")
-    score = _invoke("score", examples, "--model", tmp_path / "mamba", "--out", tmp_path / "s.jsonl")
+    """A hybrid model: by its config alone, in the same words; there is no tokenizer and are no weights."""
+    folder = tmp_path / "hybrid"
+    Qwen3NextConfig(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]).save_pretrained(folder)
+    plan = _invoke("plan", examples, "--model", folder)
+    score = _invoke("score", examples, "--model", folder, "--out", tmp_path / "s.jsonl")
     assert (plan.exit_code, score.exit_code) == (2, 2)
-    assert "(mamba) has recurrent layers" in plan.stderr
+    assert plan.stderr.startswith(f"error: {folder} (qwen3_next) has linear_attention layers: their state runs through")
     assert plan.stderr == score.stderr
     assert plan.stdout == ""
 

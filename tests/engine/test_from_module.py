@@ -271,4 +271,5 @@ def test_a_float64_module() -> None:
     rollout = rollouts(1)[0]
     wanted = oracle.mean_logprobs(oracle.double_precision(module), rollout)
     found = Scorer.from_module(module, None).score([rollout])[0]
-    np.testing.assert_allclose(found.alias_mean_logprobs, wanted, rtol=0, atol=1e-10)
+    # transformers computes norms and rotary angles in float32 whatever the module's dtype
+    np.testing.assert_allclose(found.alias_mean_logprobs, wanted, rtol=0, atol=1e-5)

@@ -3,7 +3,7 @@
 Those of the head and of reductions are in ``test_public_failures_head.py``, those of text and tokens in
 ``test_public_failures_text.py``. Not here, because one device cannot show them: a head seen as its local shard
 (Megatron-LM #4888, #6700) and a fused kernel under sequence parallelism (verl #3723). Both belong to the trainer's
-parallelism, and are tested with it, on a process group.
+parallelism and have no test yet.
 """
 
 from __future__ import annotations
