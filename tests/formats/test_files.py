@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -383,40 +382,3 @@ def test_dict_of_records_takes_the_users_keys_for_record_keys(tmp_path: Path) ->
     rollouts, errors = _read(path, keys=FieldKeys(group="meta.gold"))
     assert errors == []
     assert [(r.id, r.group) for r in rollouts] == [("r0", "x")]
-
-
-# --- memory -------------------------------------------------------------------------------------------------------
-
-_MEASURE = """
-import resource, sys
-from trace_fast.formats import read_rollouts
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-reader = read_rollouts(sys.argv[1])
-next(reader)
-before = peak()
-count = 1 + sum(1 for _ in reader)
-print(count, (peak() - before) // 1024)
-"""
-
-
-@pytest.mark.parametrize("container", ["jsonl", "json", "parquet"])
-def test_a_long_file_is_read_in_constant_memory(tmp_path: Path, container: str) -> None:
-    path = tmp_path / f"long.{container}"
-    record = _record(1, note="some text here " * 7000)  # 105 KB
-    line = json.dumps(record).encode()
-    count = 2000
-    if container == "parquet":  # one row group, so that only its pages can be read one after the other
-        table = pa.concat_tables([pa.Table.from_pylist([record])] * count)
-        pq.write_table(table, path, row_group_size=count, compression="none", use_dictionary=False)
-    else:
-        with path.open("wb") as file:
-            file.write(b"[" if container == "json" else b"")
-            for i in range(count):
-                file.write((b"," if container == "json" and i else b"") + line + b"\n")
-            file.write(b"]" if container == "json" else b"")
-    assert path.stat().st_size > 200_000_000
-    command = [sys.executable, "-c", _MEASURE, str(path)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    path.unlink()
-    assert int(output[0]) == count
-    assert int(output[1]) < 100  # MB
