@@ -1,8 +1,8 @@
 """End-to-end scoring against what people use today: `make bench-score`, rows under benchmarks/results/score.jsonl.
 
 Every method runs in the same process, in turn, several rounds; a ratio is of medians in one run. Numbers first: a
-method whose mean error against float64 is larger than that of the naive pass in the same dtype, beyond what two samples of
-the same rounding noise differ by, gets no speed. The float64 numbers are those of the KV-cache baseline in float64
+method whose mean error against float64 is larger than that of the naive pass in the same dtype, beyond what two samples
+of the same rounding noise differ by, gets no speed. The float64 numbers are those of the KV-cache baseline in float64
 (a test compares it with one pass a state). Each row names its yardstick. Memory is the
 peak of the resident set during one call over what was resident before it (model and nothing else).
 """

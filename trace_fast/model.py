@@ -168,11 +168,12 @@ class ReferenceModel:
             ModelSpec.from_pretrained(model).check_supported()
         with quiet_transformers():
             try:
-                module, info = AutoModelForCausalLM.from_pretrained(
+                loaded: Any = AutoModelForCausalLM.from_pretrained(
                     name, dtype=DTYPES[dtype], output_loading_info=True, **extra
                 )
             except LOADER_ERRORS as error:
                 raise ModelError(f"cannot load the weights of {model!r}: {one_line(error)}") from error
+        module, info = loaded
         absent = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
         if absent:  # transformers fills them with random numbers
             raise ModelError(

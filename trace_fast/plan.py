@@ -186,7 +186,7 @@ def forward_flops(spec: ModelSpec, tokens: int, keys: float, scored: int) -> flo
 def attended_keys(spec: ModelSpec, positions: np.ndarray) -> float:
     """Query-key pairs of rows at these depths, summed over layers (sliding layers see their window)."""
     full = float((positions + 1).sum())
-    sums = {None: full}
+    sums: dict[int | None, float] = {None: full}
     for window in {w for w in spec.layer_windows if w is not None}:
         sums[window] = float(np.minimum(positions + 1, window).sum())
     return sum(sums[window] for window in spec.layer_windows)

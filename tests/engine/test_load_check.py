@@ -38,7 +38,7 @@ def test_an_attention_that_drops_what_it_is_given(
         return known(*args, **{**kwargs, drop: None})
 
     monkeypatch.setitem(seam.AttentionInterface._global_mapping, seam.ATTENTION_NAME, forgetful)
-    with pytest.raises(tf.ModelError, match="hidden states .* differ from the model's own"):
+    with pytest.raises(tf.ModelError, match=r"hidden states .* differ from the model's own"):
         tf.Scorer.from_module(module, None)
 
 
