@@ -55,11 +55,15 @@ class TorchPlan:
         sinks_H: torch.Tensor | None,
     ) -> torch.Tensor:
         """See ``prefix_attention``. Forward only; extra memory: one path of keys and values, one tile's scores."""
-        key_KSD, value_KSD = (t.new_zeros(t.shape[1], self.depth, t.shape[2]) for t in (key_NKD, value_NKD))
         out_NHD = query_NHD.new_zeros(len(query_NHD), query_NHD.shape[1], value_NKD.shape[2])
         flash = softcap is None and query_NHD.device.type == "cpu" and query_NHD.shape[2] == value_NKD.shape[2]
         attend = _FlashTile(scale, sinks_H) if flash else _EagerTile(scale, softcap, sinks_H)
-        mask_dtype = attend.mask_dtype(query_NHD.dtype)
+        # torch's CPU kernel is no faster in half precision, and would round the weights and every part to it
+        accumulate = torch.float64 if query_NHD.dtype == torch.float64 else torch.float32
+        key_KSD, value_KSD = (
+            torch.zeros(t.shape[1], self.depth, t.shape[2], dtype=accumulate, device=t.device)
+            for t in (key_NKD, value_NKD)
+        )
         broken_N = _broken_keys(key_NKD, value_NKD)
         for tile in self.tiles:
             for copy in tile.copies:
@@ -72,14 +76,14 @@ class TorchPlan:
                     key_KSD[:, to] = key_NKD[rows].transpose(0, 1)
                     value_KSD[:, to] = value_NKD[rows].transpose(0, 1)
             parts = key_parts(tile, window)
-            block_masks = [self._mask(part, window, mask_dtype, query_NHD.device) for part in parts]
+            block_masks = [self._mask(part, window, accumulate, query_NHD.device) for part in parts]
             for row, count, first, hold_back in _pieces(tile, broken_N, attend.max_rows):
                 keys, values = key_KSD[:, : tile.keys], value_KSD[:, : tile.keys]
                 if hold_back is not None:  # hidden from these rows, but 0 * NaN would reach them
                     keys, values = keys.clone(), values.clone()
                     keys[:, hold_back:], values[:, hold_back:] = 0, 0
                 padded = count + -count % attend.row_multiple
-                query_QHD = query_NHD[row : row + count]
+                query_QHD = query_NHD[row : row + count].to(accumulate)
                 if padded != count:
                     query_QHD = F.pad(query_QHD, (0, 0, 0, 0, 0, padded - count))
                 at = first % DEPTH_BLOCK
@@ -129,17 +133,13 @@ def _broken_keys(key_NKD: torch.Tensor, value_NKD: torch.Tensor) -> torch.Tensor
 
 
 class _FlashTile:
-    """torch's CPU flash kernel, a call a part; merged in float32 (float64 for float64)."""
+    """torch's CPU flash kernel, a call a part."""
 
     max_rows = DEPTH_BLOCK
     row_multiple = ROW_MULTIPLE
 
     def __init__(self, scale: float, sinks_H: torch.Tensor | None) -> None:
         self.scale, self.sinks_H = scale, sinks_H
-
-    @staticmethod
-    def mask_dtype(dtype: torch.dtype) -> torch.dtype:
-        return dtype
 
     def __call__(
         self,
@@ -177,25 +177,21 @@ class _FlashTile:
             sink = self.sinks_H.to(peak.dtype).repeat_interleave(rows).reshape(peak.shape)
             peak = torch.maximum(peak, sink)
         total = (sink - peak).exp() if self.sinks_H is not None else torch.zeros_like(peak)
-        merged = torch.zeros(outs[0].shape, dtype=peak.dtype, device=peak.device)
+        merged = torch.zeros_like(outs[0])
         for out, log_sum in zip(outs, sums, strict=True):
             weight = (log_sum - peak).exp()
             total = total + weight
             merged += out * weight
-        return (merged / total).to(outs[0].dtype)
+        return merged / total
 
 
 class _EagerTile:
-    """Scores in memory, in float32 (float64 for float64): for softcap, and for devices without the flash kernel."""
+    """Scores in memory: for softcap, and for devices without the flash kernel."""
 
     max_rows = row_multiple = EAGER_ROWS  # one shape only: threads split these products by rows
 
     def __init__(self, scale: float, softcap: float | None, sinks_H: torch.Tensor | None) -> None:
         self.scale, self.softcap, self.sinks_H = scale, softcap, sinks_H
-
-    @staticmethod
-    def mask_dtype(dtype: torch.dtype) -> torch.dtype:
-        return torch.float64 if dtype == torch.float64 else torch.float32
 
     def __call__(
         self,
@@ -205,12 +201,11 @@ class _EagerTile:
         parts: list[Part],
         masks: list[Mask | None],
     ) -> torch.Tensor:
-        accumulate = self.mask_dtype(query_QHD.dtype)
         rows, heads, dim = query_QHD.shape
         kv_heads, low = len(key_KSD), parts[0].start
         folded = (kv_heads, heads // kv_heads, rows)  # query heads of one key head fold into the rows
-        query = query_QHD.to(accumulate).transpose(0, 1).reshape(kv_heads, -1, dim)
-        scores = torch.bmm(query, key_KSD[:, low:].to(accumulate).transpose(1, 2)).mul_(self.scale)
+        query = query_QHD.transpose(0, 1).reshape(kv_heads, -1, dim)
+        scores = torch.bmm(query, key_KSD[:, low:].transpose(1, 2)).mul_(self.scale)
         if self.softcap is not None:
             scores = scores.div_(self.softcap).tanh().mul_(self.softcap)
         scores = scores.view(*folded, -1)
@@ -219,12 +214,12 @@ class _EagerTile:
                 scores[..., part.start - low : part.end - low].add_(mask.values)
         peak = scores.amax(-1, keepdim=True)
         if self.sinks_H is not None:
-            sink = self.sinks_H.to(accumulate).view(kv_heads, -1, 1, 1)
+            sink = self.sinks_H.to(scores.dtype).view(kv_heads, -1, 1, 1)
             peak = torch.maximum(peak, sink)
         weights = scores.sub_(peak).exp()
         total = weights.sum(-1, keepdim=True)
         if self.sinks_H is not None:
             total = total + (sink - peak).exp()
-        out = torch.bmm(weights.view(kv_heads, -1, weights.shape[-1]), value_KSD[:, low:].to(accumulate))
+        out = torch.bmm(weights.view(kv_heads, -1, weights.shape[-1]), value_KSD[:, low:])
         out = out.view(*folded, -1) / total
-        return out.reshape(heads, rows, -1).transpose(0, 1).to(query_QHD.dtype)
+        return out.reshape(heads, rows, -1).transpose(0, 1)

@@ -58,8 +58,8 @@ def test_half_precision_is_no_further_from_the_truth_than_the_naive_pass(name: s
     mine, theirs = np.concatenate(ours), np.concatenate(naive)
     assert theirs.max() > 0
     # Two samples of the same rounding noise: n = 112 answers; a quantile of either has this relative standard error
-    # (normal errors), so the comparison allows two of them and no more.
-    for quantile, noise in ((0.5, 0.11), (0.9, 0.12), (0.99, 0.2)):
+    # (normal errors), so the comparison allows two of them and no more. Beyond 95 % a quantile of 112 is one number.
+    for quantile, noise in ((0.5, 0.11), (0.9, 0.12), (0.95, 0.15)):
         assert np.quantile(mine, quantile) <= np.quantile(theirs, quantile) * (1 + 2 * noise * 2**0.5), quantile
 
 
