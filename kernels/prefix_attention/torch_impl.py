@@ -5,7 +5,8 @@ depths: the blocks that all its rows see (no mask), the block of their own depth
 each part is one call of torch's flash kernel, query heads of one key head folded into its rows, and parts are merged
 by their log-sum-exp. A sink is one more part without a value. Three facts of torch's kernels are used, and kept by
 tests: a matrix product's row does not depend on the other rows as long as there are a few of them (query rows are
-padded to ``ROW_MULTIPLE``); the flash kernel walks keys in blocks of ``DEPTH_BLOCK`` from the first key on; a wholly
+padded to ``ROW_MULTIPLE``); the flash kernel walks a
+part's keys in fixed blocks from its first key on, and parts begin and end at multiples of ``DEPTH_BLOCK``; a wholly
 hidden block leaves its running softmax untouched.
 """
 
