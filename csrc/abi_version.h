@@ -4,6 +4,6 @@
 
 namespace trace_fast {
 
-inline constexpr int kAbiVersion = 1;
+inline constexpr int kAbiVersion = 2;
 
 }  // namespace trace_fast

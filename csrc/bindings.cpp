@@ -6,6 +6,15 @@
 
 namespace py = pybind11;
 
+namespace trace_fast {
+void bind_prefix_attention(py::module_& m);
+void bind_policy_loss(py::module_& m);
+void bind_turn_credit(py::module_& m);
+#if defined(TRACE_FAST_CUDA)
+void bind_turn_credit_cuda(py::module_& m);
+#endif
+}  // namespace trace_fast
+
 namespace {
 
 py::dict cpu_features() {
@@ -44,4 +53,10 @@ PYBIND11_MODULE(_native, m) {
   m.def("abi_version", [] { return trace_fast::kAbiVersion; }, "Version of this module's interface.");
   m.def("cpu_features", &cpu_features,
         "Instruction sets that processor and operating system allow now, by name; all names on every architecture.");
+  trace_fast::bind_prefix_attention(m);
+  trace_fast::bind_policy_loss(m);
+  trace_fast::bind_turn_credit(m);
+#if defined(TRACE_FAST_CUDA)
+  trace_fast::bind_turn_credit_cuda(m);
+#endif
 }

@@ -9,8 +9,15 @@ import torch
 from transformers import CONFIG_MAPPING as CONFIGS
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from trace_fast.kernels.prefix_attention import why_not
 from trace_fast.rollout import Rollout
 
+# The exact attention backends of this machine; "native" is missing where no compiler was (trace-fast info says why).
+CPU_BACKENDS = [
+    name
+    for name in ("native", "torch")
+    if why_not(name, device=torch.device("cpu"), dtype=torch.float32) is None
+]
 VOCABULARY = 211
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,

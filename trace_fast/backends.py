@@ -1,6 +1,7 @@
 """The only place that chooses an implementation: what there is, what is chosen, and why the rest is not.
 
-``auto`` may choose and says what and why; an explicit choice runs or raises.
+``auto`` may choose and says what and why; an explicit choice runs or raises. What an implementation can run, its op
+says (``why_not``); which of those that can is taken, is decided here.
 """
 
 from __future__ import annotations
@@ -10,12 +11,25 @@ from dataclasses import dataclass
 import torch
 
 from trace_fast.errors import ConfigError
+from trace_fast.kernels import policy_loss, prefix_attention, token_logprob, turn_credit
 
-OPS = ("prefix_attention", "token_logprob", "turn_credit")
-CHOICES = {
-    "torch": "tiles on torch's own kernels; forward only; bit-equal in any pack",
-    "reference": "eager oracle; materialises scores and logits; for checks",
+# Ops and their implementations, most wanted first.
+PREFERRED = {
+    "prefix_attention": ("triton", "native", "torch", "reference"),
+    "token_logprob": ("triton", "torch", "reference"),
+    "turn_credit": ("cuda", "triton", "native", "reference"),
+    "policy_loss": ("triton", "native", "reference"),
 }
+SCORING = ("prefix_attention", "token_logprob")
+WHAT = {
+    "cuda": "CUDA C++ kernels",
+    "triton": "fused Triton kernels",
+    "native": "C++ kernels for this processor",
+    "torch": "tiles on torch's own kernels",
+    "reference": "plain torch operations; the oracle of the others",
+}
+CHOICES = ("triton", "native", "torch", "reference")  # for scoring
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -38,36 +52,76 @@ class BackendStatus:
     reason: str
 
 
-def resolve(requested: str, device: torch.device) -> Backends:
-    """Chooses implementations for a device.
+def resolve(
+    requested: str, device: torch.device, dtype: torch.dtype, head_dtype: torch.dtype | None = None
+) -> Backends:
+    """Chooses implementations for tensors of a device and dtype; the head's dtype where it is another.
 
     Args:
-        requested: ``"auto"`` or a name of ``CHOICES``.
+        requested: ``"auto"`` or a name of ``CHOICES``. An op that has no implementation of the name asked for
+            (``token_logprob`` has no ``native`` one) takes what ``auto`` would.
 
     Raises:
-        ConfigError: an unknown name; the message lists the known ones.
+        ConfigError: an unknown name, or one that cannot run here; the message says why.
     """
-    if requested == "auto":
-        tiles = "flash tiles" if device.type == "cpu" else "eager tiles: torch has no exact fused kernel there"
-        return Backends("torch", "torch", f"auto: the fastest implementation for {device.type} ({tiles})")
-    if requested not in CHOICES:
-        raise ConfigError(f"backend: expected auto, {' or '.join(CHOICES)}, got {requested!r}")
-    return Backends(requested, requested, "chosen explicitly")
+    if requested != "auto" and requested not in CHOICES:
+        raise ConfigError(f"backend: expected auto, {', '.join(CHOICES)}, got {requested!r}")
+    chosen, notes = {}, []
+    for op in SCORING:
+        if requested in PREFERRED[op]:
+            reason = _why_not(op, requested, device, dtype, head_dtype)
+            if reason is not None:
+                raise ConfigError(f"backend: {requested!r} was asked for, but for {op} {reason}")
+            chosen[op] = requested
+        else:
+            chosen[op], reasons = _first(op, device, dtype, head_dtype)
+            notes += [f"{op} not {name}: {reason}" for name, reason in reasons.items() if reason is not None]
+    how = "chosen explicitly" if requested != "auto" else f"auto: the fastest that runs on {device.type}"
+    return Backends(**chosen, reason="; ".join([how, *notes]))
 
 
-def probe() -> list[BackendStatus]:
-    """Every implementation of every op, with the reason for those that ``auto`` does not choose here."""
+def fastest(op: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Name of the implementation of an op that ``auto`` takes for such tensors."""
+    return _first(op, device, dtype)[0]
+
+
+def probe(device: torch.device | None = None, dtype: torch.dtype = torch.bfloat16) -> list[BackendStatus]:
+    """Every implementation of every op, with the reason for those that ``auto`` does not choose.
+
+    For tensors of ``dtype`` on ``device`` (the best there is by default); credit and loss are float32.
+    """
+    device = device or pick_device("auto")
     rows = []
-    for op in OPS:
-        for name, what in CHOICES.items():
-            if op == "turn_credit" and name == "torch":
-                continue  # its eager form is vectorised already: one implementation serves both
-            chosen = name == "torch" or op == "turn_credit"
-            reason = what if chosen else f"not chosen: {what}"
-            if op == "turn_credit":
-                reason = "vectorised over all turns of all rollouts, on any device"
-            rows.append(BackendStatus(op, name, available=True, chosen=chosen, reason=reason))
+    for op in PREFERRED:
+        taken, reasons = _first(op, device, dtype if op in SCORING else torch.float32)
+        for name, reason in reasons.items():
+            why = reason or (WHAT[name] if name == taken else f"not chosen ({taken} is faster): {WHAT[name]}")
+            rows.append(BackendStatus(op, name, available=reason is None, chosen=name == taken, reason=why))
     return rows
+
+
+def _first(
+    op: str, device: torch.device, dtype: torch.dtype, head_dtype: torch.dtype | None = None
+) -> tuple[str, dict[str, str | None]]:
+    """The most wanted implementation that runs, and of each one the reason why it does not."""
+    reasons = {name: _why_not(op, name, device, dtype, head_dtype) for name in PREFERRED[op]}
+    return next(name for name, reason in reasons.items() if reason is None), reasons
+
+
+def _why_not(
+    op: str, name: str, device: torch.device, dtype: torch.dtype, head_dtype: torch.dtype | None = None
+) -> str | None:
+    if op == "token_logprob":
+        return token_logprob.why_not(name, device=device, dtype=dtype, weight_dtype=head_dtype)
+    ops = {"prefix_attention": prefix_attention, "turn_credit": turn_credit, "policy_loss": policy_loss}
+    return ops[op].why_not(name, device=device, dtype=dtype)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Raises ConfigError for a name outside ``DTYPES``."""
+    if name not in DTYPES:
+        raise ConfigError(f"dtype: expected one of {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]
 
 
 def pick_device(requested: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""The command line: ``trace-fast score | plan | report | info | demo``.
+"""The command line: ``trace-fast score | plan | report | info | demo | bench``.
 
 Options and their help stand here; what a command does stands in ``cli_<command>``, imported when it runs, so that
 ``--help`` needs neither torch nor a model. Exit codes: see ``trace_fast.cli_terminal``.
@@ -54,6 +54,7 @@ def build_app(open_scorer: OpenScorer | None = None) -> typer.Typer:
     _add_report(app)
     _add_info(app)
     _add_demo(app, open_scorer)
+    _add_bench(app)
 
     @app.callback(invoke_without_command=True)
     def main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
@@ -241,6 +242,69 @@ def _add_demo(app: typer.Typer, open_scorer: OpenScorer | None) -> None:
         with command_errors() as interrupts:
             code = cli_demo.run_demo(
                 out, model, interrupts=interrupts, open_scorer=open_scorer or cli_score.open_scorer
+            )
+        raise typer.Exit(code)
+
+
+def _add_bench(app: typer.Typer) -> None:
+    @app.command(short_help="Measure scoring beside what people use today.")
+    def bench(
+        rollouts: Annotated[
+            list[str] | None, typer.Argument(metavar="[IN...]", help="Files of rollouts; default: generated shapes.")
+        ] = None,
+        model: Annotated[str | None, typer.Option("--model", "-m", help="A folder, a hub id or a GGUF file.")] = None,
+        dtype: Annotated[
+            list[str] | None, typer.Option(help="float32, bfloat16 or float16; repeatable; default: bfloat16.")
+        ] = None,
+        shape: Annotated[
+            list[str] | None,
+            typer.Option(metavar="T=30,tokens=3820", help="Generated rollout; T=15/30/60 is a series. Repeatable."),
+        ] = None,
+        peer: Annotated[
+            list[str] | None, typer.Option(metavar="NAME", help="Only these (repeatable); default: all but naive.")
+        ] = None,
+        endpoint: Annotated[
+            list[str] | None, typer.Option(metavar="NAME=URL", help="A server to compare with: sglang= or vllm=.")
+        ] = None,
+        rounds: Annotated[int, typer.Option(min=1, help="Timed calls of each method.")] = 3,
+        limit: Annotated[int, typer.Option(min=1, help="Rollouts taken from the files.")] = 4,
+        out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="For rows.jsonl and plots.")] = "out/bench",
+        device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+        backend: Annotated[str, typer.Option(help="Implementation; trace-fast info lists them.")] = "auto",
+        format: Format = "auto",
+        opener: Opener = "auto",
+        id_key: IdKey = None,
+        group_key: GroupKey = None,
+        answer_key: AnswerKey = None,
+        reward_key: RewardKey = None,
+        messages_key: MessagesKey = None,
+    ) -> None:
+        """Measure scoring side by side with every peer that is installed: numbers against float64 first, then speed.
+
+        A method whose numbers are off gets no speed. Rows are added to DIR/rows.jsonl, plots are written as SVG.
+        """
+        from trace_fast.cli_bench import BenchSettings, run_bench
+        from trace_fast.cli_terminal import command_errors
+
+        with command_errors():
+            inputs = None
+            if rollouts:
+                inputs = _inputs(rollouts, format, id_key, group_key, answer_key, reward_key, messages_key)
+            code = run_bench(
+                BenchSettings(
+                    inputs=inputs,
+                    model=model,
+                    out=out,
+                    dtypes=tuple(dtype or ("bfloat16",)),
+                    device=device,
+                    backend=backend,
+                    opener=opener,
+                    shapes=tuple(shape or ()),
+                    peers=tuple(peer or ()),
+                    endpoints=tuple(endpoint or ()),
+                    rounds=rounds,
+                    limit=limit,
+                )
             )
         raise typer.Exit(code)
 

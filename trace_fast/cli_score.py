@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trace_fast import __version__
-from trace_fast.backends import pick_device, resolve
+from trace_fast.backends import dtype_of, pick_device, resolve
 from trace_fast.cli_inputs import Inputs
 from trace_fast.cli_ledger import Ledger
 from trace_fast.cli_report import check_report_path, report_scores
@@ -61,10 +61,10 @@ class ScoreSettings:
         The token budget of a pack is no part: packing never changes a number.
 
         Raises:
-            ConfigError: a device that is not there, an unknown backend.
+            ConfigError: a device that is not there, an unknown dtype or backend, a backend that cannot run here.
         """
         device = pick_device(self.device)
-        chosen = resolve(self.backend, device)
+        chosen = resolve(self.backend, device, dtype_of(self.dtype))
         return {
             "dtype": self.dtype,
             "device": device.type,

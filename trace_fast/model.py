@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from trace_fast.backends import Backends, pick_device, resolve
-from trace_fast.errors import ConfigError, ModelError
+from trace_fast.backends import DTYPES, Backends, dtype_of, pick_device, resolve
+from trace_fast.errors import ModelError
 from trace_fast.kernels.prefix_attention import AttentionPlan, plan_attention, prefix_attention
 from trace_fast.kernels.token_logprob import token_logprob
 from trace_fast.layout import PackedLayout, SpanRanges, pack_layout
@@ -30,7 +30,6 @@ from trace_fast.rollout import Rollout
 from trace_fast.row_blocks import ROW_BLOCK, FixedRowBlocks
 
 ATTENTION_NAME = "trace_fast"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass
@@ -160,8 +159,7 @@ class ReferenceModel:
             ConfigError: unknown dtype, device or backend. ModelError: cannot be loaded, or not completely; the message
                 carries the loader's reason.
         """
-        if dtype not in DTYPES:
-            raise ConfigError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+        number_type = dtype_of(dtype)
         name, extra = model_location(model)
         place = pick_device(device)
         if not extra:  # cheap, and refuses before gigabytes are read; a GGUF's config costs as much as its weights
@@ -169,7 +167,7 @@ class ReferenceModel:
         with quiet_transformers():
             try:
                 loaded: Any = AutoModelForCausalLM.from_pretrained(
-                    name, dtype=DTYPES[dtype], output_loading_info=True, **extra
+                    name, dtype=number_type, output_loading_info=True, **extra
                 )
             except LOADER_ERRORS as error:
                 raise ModelError(f"cannot load the weights of {model!r}: {one_line(error)}") from error
@@ -193,7 +191,7 @@ class ReferenceModel:
             )
         name = name or module.name_or_path or type(module).__name__
         spec = ModelSpec.from_config(module.config, name, stateful=module._is_stateful)
-        return cls(module, spec, resolve(backend, next(module.parameters()).device))
+        return cls(module, spec, resolve(backend, *_placement(module)))
 
     @property
     def device(self) -> torch.device:
@@ -317,6 +315,12 @@ class ReferenceModel:
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
     """Norm of the difference over the norm, of the median row: a router may send a row elsewhere for a rounding."""
     return float(((a.float() - b.float()).norm(dim=-1) / b.float().norm(dim=-1)).median())
+
+
+def _placement(module: PreTrainedModel) -> tuple[torch.device, torch.dtype, torch.dtype]:
+    """Device and dtype of the hidden states, and dtype of the head."""
+    weight = _embedding(module)
+    return weight.device, weight.dtype, _Head.of(module).weight.dtype
 
 
 def _embedding(module: PreTrainedModel) -> torch.Tensor:

@@ -160,7 +160,7 @@ class Scorer:
         started = time.perf_counter()
         layout = pack_layout(pack)
         try:
-            token_logprobs, trunks = self._run(layout, pack, trunk_logprobs)
+            token_logprobs, trunks, finite_N = self._run(layout, pack, trunk_logprobs)
         except RuntimeError as error:
             if not _out_of_memory(error):
                 raise
@@ -174,7 +174,9 @@ class Scorer:
         scores, scored = [], []
         for r, rollout in enumerate(pack):
             try:
-                scores.append(self._combine(rollout, layout, r, token_logprobs, trunks[r]))
+                score = self._combine(rollout, layout, r, token_logprobs, trunks[r])
+                _check_trunk(rollout, finite_N[layout.trunk_rows(r)])
+                scores.append(score)
             except RolloutError as error:
                 report(error)
             else:
@@ -183,8 +185,9 @@ class Scorer:
 
     def _run(
         self, layout: PackedLayout, pack: list[Rollout], trunk_logprobs: bool
-    ) -> tuple[np.ndarray, list[np.ndarray | None]]:
-        """Log-probabilities of all answer tokens of the pack, and of each rollout's own tokens when asked for."""
+    ) -> tuple[np.ndarray, list[np.ndarray | None], np.ndarray]:
+        """Log-probabilities of all answer tokens of the pack, of each rollout's own tokens when asked for, and which
+        rows' hidden states are finite."""
         hidden = self.model.hidden_states(layout)
         rows, targets = [layout.target_rows], [layout.target_ids]
         if trunk_logprobs:
@@ -196,7 +199,8 @@ class Scorer:
             hidden, torch.as_tensor(distinct[:, 0]), torch.as_tensor(distinct[:, 1])
         ).numpy()[place.reshape(-1)]
         parts = np.split(logprobs, np.cumsum([len(r) for r in rows])[:-1])
-        return parts[0], list(parts[1:]) if trunk_logprobs else [None] * len(pack)
+        finite_N = torch.isfinite(hidden).all(-1).cpu().numpy()
+        return parts[0], list(parts[1:]) if trunk_logprobs else [None] * len(pack), finite_N
 
     def _combine(
         self, rollout: Rollout, layout: PackedLayout, index: int, logprobs: np.ndarray, trunk: np.ndarray | None
@@ -233,6 +237,18 @@ class Scorer:
             model=self.reference,
             source=rollout.source,
             extra=rollout.extra,
+        )
+
+
+def _check_trunk(rollout: Rollout, finite: np.ndarray) -> None:
+    """A broken token may lie outside the window of every scored row: the scores are numbers, the model is not sound."""
+    if not finite.all():
+        raise RolloutError(
+            "non_finite",
+            f"the model gave a hidden state that is not finite at token {int(np.argmin(finite))}; expected finite "
+            "numbers. Check the weights, or score in float32 if the model overflows in this dtype",
+            rollout_id=rollout.id,
+            source=rollout.source,
         )
 
 

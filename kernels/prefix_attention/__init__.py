@@ -15,16 +15,25 @@ dim (the value's may differ). ``window`` w lets depth d see depths d-w+1..d. ``s
 
 from __future__ import annotations
 
-from typing import Protocol
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
 from trace_fast.errors import ConfigError
-from trace_fast.kernels.prefix_attention.reference import ReferencePlan
-from trace_fast.kernels.prefix_attention.torch_impl import TorchPlan
 from trace_fast.layout import SpanRanges
 
-__all__ = ["IMPLEMENTATIONS", "AttentionPlan", "plan_attention", "prefix_attention"]
+__all__ = ["IMPLEMENTATIONS", "AttentionPlan", "plan_attention", "prefix_attention", "why_not"]
+
+# name: module (imported when it is asked for: Triton may be absent) and its plan
+IMPLEMENTATIONS = {
+    "native": ("native_impl", "NativePlan"),
+    "triton": ("triton_impl", "TritonPlan"),
+    "torch": ("torch_impl", "TorchPlan"),
+    "reference": ("reference", "ReferencePlan"),
+}
 
 
 class AttentionPlan(Protocol):
@@ -45,7 +54,12 @@ class AttentionPlan(Protocol):
     ) -> torch.Tensor: ...
 
 
-IMPLEMENTATIONS: dict[str, type[ReferencePlan] | type[TorchPlan]] = {"reference": ReferencePlan, "torch": TorchPlan}
+def why_not(name: str, *, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why implementation ``name`` cannot run tensors of this device and dtype here; ``None`` when it can."""
+    if name == "triton" and importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    reason: Callable[[torch.device, torch.dtype], str | None] = getattr(_module(name), "why_not", lambda *_: None)
+    return reason(device, dtype)
 
 
 def plan_attention(spans: SpanRanges, backend: str) -> AttentionPlan:
@@ -53,15 +67,21 @@ def plan_attention(spans: SpanRanges, backend: str) -> AttentionPlan:
 
     Args:
         spans: host-side visibility (``trace_fast.layout``).
-        backend: ``"reference"`` (eager, autograd) or ``"torch"`` (tiled; a row's result depends on its own tokens
-            only, bit for bit).
+        backend: ``"native"`` (C++ on the CPU), ``"triton"`` (CUDA; differentiable), ``"torch"`` (tiles on torch's own
+            kernels) or ``"reference"`` (eager, differentiable). With ``native`` and ``torch`` a row's result depends
+            on its own tokens only, bit for bit.
 
     Raises:
         ConfigError: an unknown backend.
     """
-    if backend not in IMPLEMENTATIONS:
-        raise ConfigError(f"prefix_attention: expected backend in {sorted(IMPLEMENTATIONS)}, got {backend!r}")
-    return IMPLEMENTATIONS[backend](spans)
+    plan: AttentionPlan = getattr(_module(backend), IMPLEMENTATIONS[backend][1])(spans)
+    return plan
+
+
+def _module(name: str) -> Any:
+    if name not in IMPLEMENTATIONS:
+        raise ConfigError(f"prefix_attention: expected backend in {sorted(IMPLEMENTATIONS)}, got {name!r}")
+    return importlib.import_module(f"{__name__}.{IMPLEMENTATIONS[name][0]}")
 
 
 def prefix_attention(

@@ -5,24 +5,38 @@ they divide. Everything stays on the arguments' device; no gradient flows (credi
 Log-probabilities, values and credit are in nats. Results of one rollout do not depend on the rest of the batch, bit for
 bit; outcome advantages and the ``group_mean`` answer weight depend on the rollout's group, as they must.
 
+``turn_credit_flat`` and ``credit_and_advantages`` have several implementations (``IMPLEMENTATIONS``), chosen by name:
+``reference`` (torch, any device), ``native`` (C++, CPU), ``triton`` and ``cuda`` (CUDA C++). The reference checks the
+contents of its arguments on every device, which waits for the device. ``native`` checks them as it reads them, and
+``triton`` checks those of CPU tensors (in Triton's interpreter). On a CUDA device ``triton`` and ``cuda`` never wait
+for it: they read and write inside the tensors whatever the offsets say, and a rollout whose offsets contradict its
+number of turns, or that holds a score which is no log-probability, gets NaN there.
+
 Suffixes: R rollouts, R1 = R+1, S states of all rollouts, T turns of all rollouts, N tokens of all rollouts.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from trace_fast.config import AdvantageConfig, CreditConfig
+from trace_fast.errors import ConfigError
 from trace_fast.kernels.turn_credit.checks import (
+    check_contiguous,
     check_credit,
+    check_credit_form,
     check_outcome_advantages,
     check_token_advantages,
     check_token_turns,
+    check_tokens_form,
 )
 from trace_fast.kernels.turn_credit.reference import (
+    CreditAndAdvantages,
     TurnCreditTensors,
     outcome_advantages_reference,
     token_advantages_reference,
@@ -30,7 +44,33 @@ from trace_fast.kernels.turn_credit.reference import (
     turn_credit_reference,
 )
 
-__all__ = ["TurnCreditTensors", "outcome_advantages", "token_advantages_flat", "token_turns_flat", "turn_credit_flat"]
+IMPLEMENTATIONS = ("reference", "native", "triton", "cuda")
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "CreditAndAdvantages",
+    "TurnCreditTensors",
+    "credit_and_advantages",
+    "outcome_advantages",
+    "token_advantages_flat",
+    "token_turns_flat",
+    "turn_credit_flat",
+    "why_not",
+]
+
+
+@torch.compiler.assume_constant_result  # what a machine can run does not change while a graph is traced
+def why_not(name: str, *, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why implementation ``name`` cannot run tensors of this device and dtype here; ``None`` when it can."""
+    if name not in IMPLEMENTATIONS:
+        return f"expected one of {', '.join(IMPLEMENTATIONS)}, got {name!r}"
+    if name == "reference":
+        return None
+    if name == "triton" and importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    implementation = importlib.import_module(f"{__name__}.{name}_impl")  # registers its custom op
+    reason: str | None = implementation.why_not(device, dtype)
+    return reason
 
 
 @torch.no_grad()
@@ -40,6 +80,9 @@ def turn_credit_flat(
     n_turns_R: Tensor,
     outcome_advantages_R: Tensor,
     config: CreditConfig,
+    *,
+    backend: str = "reference",
+    total_turns: int | None = None,
 ) -> TurnCreditTensors:
     """Values, one-step credit and K-step turn rewards from the scores of the states (Eqs. 6-10, Algorithm 1).
 
@@ -63,15 +106,109 @@ def turn_credit_flat(
         n_turns_R: ``(R,)`` int32 or int64, T of each rollout; 0 is allowed.
         outcome_advantages_R: ``(R,)`` dtype of ``mean_logprobs_S``, A_out; 0 leaves the terminal term out.
         config: ``std`` and ``secured_threshold`` are not used here.
+        backend: a name of ``IMPLEMENTATIONS``; the compiled ones take contiguous tensors only.
+        total_turns: the sum of ``n_turns_R``, for the compiled implementations: knowing it saves the one look at a
+            CUDA device that they would need to size their result, and makes the call traceable.
 
     Raises:
         TraceFastError: (a ``ValueError``) a wrong dtype, device or length, offsets that do not increase, a number of
             states that does not fit T, a log-probability that is NaN, infinite or positive; it names the tensor.
+        ConfigError: (a ``TraceFastError``) the implementation cannot run here; the message says why.
     """
-    n_turns, longest = check_credit(mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R, config)
-    return turn_credit_reference(
-        mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R, config, n_turns, longest
+    states = (mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R)
+    if backend == "reference":
+        n_turns, longest = check_credit(*states, config)
+        return turn_credit_reference(*states, config, n_turns, longest)
+    check_credit_form(*states, config)
+    return _run(backend, states, None, config, AdvantageConfig(), total_turns).credit
+
+
+@torch.no_grad()
+def credit_and_advantages(
+    mean_logprobs_S: Tensor,
+    boundaries_S: Tensor,
+    cu_states_R1: Tensor,
+    n_turns_R: Tensor,
+    outcome_advantages_R: Tensor,
+    loss_mask_N: Tensor,
+    cu_tokens_R1: Tensor,
+    group_ids_R: Tensor,
+    credit: CreditConfig,
+    advantage: AdvantageConfig,
+    *,
+    backend: str = "reference",
+    total_turns: int | None = None,
+) -> CreditAndAdvantages:
+    """Turn credit and the advantage of every token in one call: Eqs. 6-11 from the scores to the policy loss.
+
+    The same numbers as ``turn_credit_flat``, ``token_turns_flat`` and ``token_advantages_flat`` one after the other,
+    to rounding; the compiled implementations read each token's mask once and keep no turn number a token.
+
+    Args:
+        boundaries_S: ``(S,)`` int32 or int64 token counts, as in ``token_turns_flat``.
+        loss_mask_N, cu_tokens_R1, group_ids_R: as in ``token_advantages_flat``.
+        mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R, backend, total_turns: as in
+            ``turn_credit_flat``.
+
+    Raises:
+        TraceFastError, ConfigError: as the three calls.
+    """
+    states = (mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R)
+    if backend == "reference":
+        turns_N = token_turns_flat(boundaries_S, cu_states_R1, n_turns_R, cu_tokens_R1)
+        result = turn_credit_flat(*states, credit)
+        spans = (turns_N, loss_mask_N, cu_tokens_R1, result.rewards_T, result.cu_turns_R1)
+        return CreditAndAdvantages(
+            result, token_advantages_flat(*spans, outcome_advantages_R, group_ids_R, advantage)
+        )
+    check_credit_form(*states, credit)
+    check_tokens_form(boundaries_S, loss_mask_N, cu_tokens_R1, group_ids_R, mean_logprobs_S)
+    return _run(
+        backend, states, (boundaries_S, loss_mask_N, cu_tokens_R1, group_ids_R), credit, advantage, total_turns
     )
+
+
+def _run(
+    backend: str,
+    states: tuple[Tensor, Tensor, Tensor, Tensor],
+    tokens: tuple[Tensor, Tensor, Tensor, Tensor] | None,
+    credit: CreditConfig,
+    advantage: AdvantageConfig,
+    total_turns: int | None,
+) -> CreditAndAdvantages:
+    """A compiled implementation on arguments whose form was checked."""
+    mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R = states
+    reason = why_not(backend, device=mean_logprobs_S.device, dtype=mean_logprobs_S.dtype)
+    if reason is not None:
+        raise ConfigError(f"turn_credit: backend {backend!r} cannot run: {reason}")
+    check_contiguous(
+        mean_logprobs_S=mean_logprobs_S,
+        cu_states_R1=cu_states_R1,
+        n_turns_R=n_turns_R,
+        outcome_advantages_R=outcome_advantages_R,
+    )
+    if tokens is not None:
+        check_contiguous(boundaries_S=tokens[0], loss_mask_N=tokens[1], cu_tokens_R1=tokens[2], group_ids_R=tokens[3])
+    if backend == "triton" and mean_logprobs_S.device.type == "cpu":  # the interpreter follows offsets unprotected
+        check_credit(*states, credit)
+        if tokens is not None:
+            check_token_turns(tokens[0], cu_states_R1, n_turns_R, tokens[2])
+    *fields, advantages_N = getattr(torch.ops.trace_fast, f"turn_credit_{backend}")(
+        *states,
+        *(tokens or (None, None, None, None)),
+        int(n_turns_R.sum()) if total_turns is None else total_turns,
+        min(credit.horizon, 2**31),  # a 64-bit argument; no rollout has more turns
+        credit.discount,
+        credit.gap_offset,
+        credit.terminal_scale,
+        credit.form,
+        credit.normalize_window,
+        advantage.alpha_out,
+        advantage.alpha_turn,
+        advantage.answer_tail,
+        advantage.answer_tail_scale,
+    )
+    return CreditAndAdvantages(TurnCreditTensors(*fields), advantages_N)
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """The checks of this op's arguments: one wording, and one device-to-host transfer for all checks of contents.
 
+``check_*_form`` look at types, devices and lengths only and never wait for a device; the others look at contents too.
+
 Suffixes: R rollouts, R1 = R+1 offsets, S states of all rollouts, T turns of all rollouts, N tokens of all rollouts.
 """
 
@@ -87,10 +89,17 @@ def largest(values: Tensor) -> Tensor:
     return values.max() if values.numel() else values.new_zeros(())
 
 
-def check_credit(
+def check_contiguous(**tensors: Tensor) -> None:
+    """Raises unless every tensor is dense, which compiled code relies on."""
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise TraceFastError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
+
+
+def check_credit_form(
     mean_logprobs_S: Tensor, cu_states_R1: Tensor, n_turns_R: Tensor, outcome_advantages_R: Tensor, config: CreditConfig
-) -> tuple[int, int]:
-    """Checks the arguments of ``turn_credit_flat``; returns the turns in total and in the longest rollout."""
+) -> None:
+    """Types, devices and lengths of the arguments of ``turn_credit_flat``."""
     check_form("mean_logprobs_S", mean_logprobs_S, FLOATS, mean_logprobs_S, None)
     n_rollouts = check_offsets_form("cu_states_R1", cu_states_R1, mean_logprobs_S)
     check_form("n_turns_R", n_turns_R, INTEGERS, mean_logprobs_S, n_rollouts)
@@ -100,6 +109,13 @@ def check_credit(
             f"gap_offset: expected at least {torch.finfo(mean_logprobs_S.dtype).tiny} for {mean_logprobs_S.dtype}, "
             f"got {config.gap_offset}"
         )
+
+
+def check_credit(
+    mean_logprobs_S: Tensor, cu_states_R1: Tensor, n_turns_R: Tensor, outcome_advantages_R: Tensor, config: CreditConfig
+) -> tuple[int, int]:
+    """Checks the arguments of ``turn_credit_flat``; returns the turns in total and in the longest rollout."""
+    check_credit_form(mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R, config)
     # Below this, a quotient of gaps or a sum over the turns could overflow; no model comes anywhere near it.
     limit = torch.finfo(mean_logprobs_S.dtype).max * min(config.gap_offset, 1.0) / (2 * max(mean_logprobs_S.numel(), 1))
     states_R = cu_states_R1.diff()
@@ -142,6 +158,16 @@ def check_outcome_advantages(rewards_R: Tensor, group_ids_R: Tensor, std: str) -
             )
         ]
     )
+
+
+def check_tokens_form(
+    boundaries_S: Tensor, loss_mask_N: Tensor, cu_tokens_R1: Tensor, group_ids_R: Tensor, like_S: Tensor
+) -> None:
+    """Types, devices and lengths of what ``credit_and_advantages`` takes beside the scores ``like_S``."""
+    check_form("boundaries_S", boundaries_S, INTEGERS, like_S, like_S.numel())
+    check_form("loss_mask_N", loss_mask_N, (torch.bool,), like_S, None)
+    check_form("group_ids_R", group_ids_R, INTEGERS, like_S, None)
+    check_offsets_form("cu_tokens_R1", cu_tokens_R1, like_S, group_ids_R.numel())
 
 
 def check_token_turns(

@@ -38,6 +38,19 @@ class TurnCreditTensors:
     cu_turns_R1: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class CreditAndAdvantages:
+    """What ``credit_and_advantages`` returns.
+
+    Args:
+        credit: values, one-step credit and turn rewards.
+        advantages_N: ``(N,)`` advantage of every token, exactly 0 where the policy is not trained.
+    """
+
+    credit: TurnCreditTensors
+    advantages_N: Tensor
+
+
 def turn_credit_reference(
     mean_logprobs_S: Tensor,
     cu_states_R1: Tensor,

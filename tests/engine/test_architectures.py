@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from tiny_models import MODELS, random_rollout, tiny_model
+from tiny_models import CPU_BACKENDS, MODELS, random_rollout, tiny_model
 
 import trace_fast as tf
 from trace_fast.rollout import Rollout
@@ -25,11 +25,12 @@ def group_of_rollouts(seed: int) -> list[Rollout]:
     ]
 
 
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_float32_matches_the_naive_float64_pass(name: str) -> None:
+def test_float32_matches_the_naive_float64_pass(name: str, backend: str) -> None:
     module = tiny_model(name)
     pack = group_of_rollouts(0)
-    scores = tf.Scorer.from_module(module, None).score(pack)
+    scores = tf.Scorer.from_module(module, None, backend=backend).score(pack)
     truth = oracle.double_precision(module)
     for rollout, score in zip(pack, scores, strict=True):
         wanted = oracle.answer_logprobs(truth, rollout)
@@ -42,13 +43,16 @@ def test_float32_matches_the_naive_float64_pass(name: str) -> None:
     assert means.min() < -3, "the model must be sure enough of something for a mistake to show"
 
 
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_half_precision_is_no_further_from_the_truth_than_the_naive_pass(name: str, dtype: torch.dtype) -> None:
+def test_half_precision_is_no_further_from_the_truth_than_the_naive_pass(
+    name: str, dtype: torch.dtype, backend: str
+) -> None:
     module = tiny_model(name, dtype)
     rng = np.random.default_rng(5)
     pack = [random_rollout(rng, f"r{i}", turns=12, tokens=240, answers=(3, 3, 3, 3), opener=2) for i in range(2)]
-    scores = tf.Scorer.from_module(module, None).score(pack)
+    scores = tf.Scorer.from_module(module, None, backend=backend).score(pack)
     truth = oracle.double_precision(module)
     ours, naive = [], []
     for rollout, score in zip(pack, scores, strict=True):
@@ -63,11 +67,12 @@ def test_half_precision_is_no_further_from_the_truth_than_the_naive_pass(name: s
         assert np.quantile(mine, quantile) <= np.quantile(theirs, quantile) * (1 + 2 * noise * 2**0.5), quantile
 
 
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
-def test_trunk_logprobs_are_the_rollouts_own_log_probabilities(name: str) -> None:
+def test_trunk_logprobs_are_the_rollouts_own_log_probabilities(name: str, backend: str) -> None:
     module = tiny_model(name)
     pack = group_of_rollouts(1)
-    scores = tf.Scorer.from_module(module, None).score(pack, trunk_logprobs=True)
+    scores = tf.Scorer.from_module(module, None, backend=backend).score(pack, trunk_logprobs=True)
     truth = oracle.double_precision(module)
     for rollout, score in zip(pack, scores, strict=True):
         assert score.trunk_logprobs is not None
@@ -76,11 +81,12 @@ def test_trunk_logprobs_are_the_rollouts_own_log_probabilities(name: str) -> Non
         )
 
 
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
 @pytest.mark.parametrize("dim", [32, 64, 80, 96, 128, 160, 256])
-def test_head_dims(dim: int) -> None:
+def test_head_dims(dim: int, backend: str) -> None:
     module = tiny_model("llama", head_dim=dim, num_hidden_layers=2)
     rollout = random_rollout(np.random.default_rng(2), turns=3, tokens=90)
-    score = tf.Scorer.from_module(module, None).score([rollout])[0]
+    score = tf.Scorer.from_module(module, None, backend=backend).score([rollout])[0]
     wanted = oracle.mean_logprobs(oracle.double_precision(module), rollout)
     np.testing.assert_allclose(score.alias_mean_logprobs, wanted, rtol=0, atol=1e-4)
 
@@ -97,10 +103,11 @@ def test_turns_and_answers_of_odd_sizes(turns: int, answer: int) -> None:
     np.testing.assert_allclose(score.alias_mean_logprobs, wanted, rtol=0, atol=1e-4)
 
 
-def test_the_reference_backend_agrees() -> None:
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_the_reference_backend_agrees(backend: str) -> None:
     module = tiny_model("gpt-oss")
     pack = group_of_rollouts(3)
-    fast = tf.Scorer.from_module(module, None).score(pack)
+    fast = tf.Scorer.from_module(module, None, backend=backend).score(pack)
     plain = tf.Scorer.from_module(module, None, backend="reference").score(pack)
     for a, b in zip(fast, plain, strict=True):
         np.testing.assert_allclose(a.alias_mean_logprobs, b.alias_mean_logprobs, rtol=0, atol=2e-5)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_models import random_rollout, tiny_model
+from tiny_models import CPU_BACKENDS, random_rollout, tiny_model
 
 import trace_fast as tf
 from trace_fast.rollout import Rollout
@@ -56,14 +56,18 @@ def groups() -> list[Rollout]:
     return [*found, short, replace(found[0], id="again")]
 
 
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_alone_and_packed(name: str, dtype: torch.dtype) -> None:
+def test_alone_and_packed(name: str, dtype: torch.dtype, backend: str) -> None:
     module = tiny_model(name, dtype)
     pack = groups()
-    whole = Scorer.from_module(module, None, max_tokens_per_pack=100_000).score(pack, trunk_logprobs=True)
-    single = Scorer.from_module(module, None, max_tokens_per_pack=1).score(pack, trunk_logprobs=True)
-    backwards = Scorer.from_module(module, None, max_tokens_per_pack=700).score(pack[::-1], trunk_logprobs=True)
+
+    def score(rollouts: list[Rollout], budget: int) -> list[RolloutScore]:
+        scorer = Scorer.from_module(module, None, backend=backend, max_tokens_per_pack=budget)
+        return scorer.score(rollouts, trunk_logprobs=True)
+
+    whole, single, backwards = score(pack, 100_000), score(pack, 1), score(pack[::-1], 700)
     for a, b, c in zip(whole, single, backwards[::-1], strict=True):
         assert a.id == b.id == c.id
         same_bits(a, b)
@@ -84,10 +88,11 @@ def test_alone_and_packed_at_odd_thread_counts(name: str, threads: int) -> None:
         same_bits(a, b)
 
 
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_changed_branch_changes_only_itself(name: str) -> None:
+def test_a_changed_branch_changes_only_itself(name: str, backend: str) -> None:
     module = tiny_model(name)
-    scorer = Scorer.from_module(module, None)
+    scorer = Scorer.from_module(module, None, backend=backend)
     pack = groups()
     before = scorer.score(pack, trunk_logprobs=True)
     changed = pack[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def test_nan_among_the_weights_is_found_on_loading() -> None:
         ({"dtype": "int4"}, r"dtype: expected one of float32, bfloat16, float16, got 'int4'"),
         ({"device": "gpu"}, r"device: expected auto, cpu, cuda or cuda:N, got 'gpu'"),
         ({"device": "meta"}, r"device: expected auto, cpu, cuda or cuda:N, got 'meta'"),
-        ({"backend": "turbo"}, r"backend: expected auto, torch or reference, got 'turbo'"),
+        ({"backend": "turbo"}, r"backend: expected auto, triton, native, torch, reference, got 'turbo'"),
     ],
     ids=str,
 )
@@ -141,7 +142,7 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     ("setting", "message"),
     [
         ({"alias": "best"}, r"alias: expected one of max, mean, logsumexp, got 'best'"),
-        ({"backend": "turbo"}, r"backend: expected auto, torch or reference, got 'turbo'"),
+        ({"backend": "turbo"}, r"backend: expected auto, triton, native, torch, reference, got 'turbo'"),
         ({"max_tokens_per_pack": 0}, r"max_tokens_per_pack: expected at least 1 or auto, got 0"),
     ],
     ids=str,
@@ -364,7 +365,8 @@ def test_a_poisoned_weight_that_one_rollout_meets(name: str, poison: float) -> N
     with torch.no_grad():
         module.get_input_embeddings().weight[unprobed_token(), 5] = poison
     message = assert_only_the_bad_one_is_refused(module, pack_with_token(unprobed_token()), "non_finite")
-    assert "the model gave mean_logprobs = nan; expected finite numbers <= 0. Check the weights" in message
+    # behind a window the scored rows may be sound, and only the rollout's own tokens show it
+    assert re.search(r"the model gave (mean|trunk)_logprobs = nan; expected finite numbers <= 0. Check the", message)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])  # these multiply the embedding by 8: float16 ends at 65,504

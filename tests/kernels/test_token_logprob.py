@@ -137,7 +137,11 @@ def test_no_rows() -> None:
         ({"bias_V": torch.zeros(4)}, r"bias: expected shape \(5,\), got \(4,\)"),
         ({"temperature": 0.0}, "temperature: expected a positive number, got 0.0"),
         ({"softcap": 0.0}, "softcap: expected None or a positive number, got 0.0"),
-        ({"backend": "triton"}, "expected backend in .*'reference', 'torch'.*, got 'triton'"),
+        ({"logit_scale": float("inf")}, "logit_scale: expected a finite number, got inf"),
+        ({"hidden_MH": torch.zeros(1, 24, dtype=torch.int64)}, "hidden: expected a floating dtype, got torch.int64"),
+        ({"weight_VH": torch.zeros(5, 24, device="meta")}, "weight: expected device cpu, got meta"),
+        ({"weight_VH": torch.zeros(0, 24)}, r"weight: expected at least one entry and one column, got shape \(0, 24\)"),
+        ({"backend": "cutlass"}, "backend 'cutlass': expected one of reference, torch, triton"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:

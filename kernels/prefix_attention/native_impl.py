@@ -1,0 +1,144 @@
+"""prefix_attention in C++ on the CPU (``csrc/cpu/prefix_attention.h``): the code path that the processor allows.
+
+Forward only. A row's result depends on its own path alone, bit for bit, whatever it is packed with and however many
+threads there are (``torch.get_num_threads()`` of them are used). float32 and float16 are computed in float32; bfloat16
+has products in bfloat16 and sums in float32 where the processor has AVX-512 BF16, else float32.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from trace_fast import native
+from trace_fast.errors import ConfigError
+from trace_fast.kernels.prefix_attention.native_plan import plan_blocks
+from trace_fast.layout import SpanRanges
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why this implementation cannot run such tensors here; ``None`` when it can."""
+    state = native.status()
+    return _unfit(device, dtype) or (None if state.available else f"the native module is {state.reason}")
+
+
+def _unfit(device: torch.device, dtype: torch.dtype) -> str | None:
+    if device.type != "cpu":
+        return f"the C++ kernel runs on the CPU, got {device}"
+    return None if dtype in DTYPES else f"the C++ kernel takes float32, bfloat16 or float16, got {dtype}"
+
+
+def kernels(dtype: torch.dtype) -> list[str]:
+    """Code paths that this processor runs for a dtype, fastest first.
+
+    Of ``avx512_bf16`` (bfloat16 only), ``avx512``, ``avx2`` and ``baseline``.
+
+    Raises:
+        ConfigError: the native module is not available.
+    """
+    return list(native.module().prefix_attention_kernels(str(dtype)))
+
+
+class NativePlan:
+    """Block table of a pack, shared by all its layers.
+
+    Args:
+        spans: the pack's visibility.
+        kernel: a code path of ``kernels(dtype)``; empty is the fastest.
+
+    Raises:
+        ConfigError: the native module is not available.
+    """
+
+    def __init__(self, spans: SpanRanges, kernel: str = "") -> None:
+        native.module()
+        table = plan_blocks(spans)
+        self.spans = spans
+        self.kernel = kernel
+        self._tables = [torch.from_numpy(t) for t in (table.block_rows, table.path_blocks, table.spans)]
+
+    def run(
+        self,
+        query_NHD: torch.Tensor,
+        key_NKD: torch.Tensor,
+        value_NKD: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks_H: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See ``prefix_attention``."""
+        return self.run_with_lse(
+            query_NHD, key_NKD, value_NKD, scale=scale, window=window, softcap=softcap, sinks_H=sinks_H
+        )[0]
+
+    def run_with_lse(
+        self,
+        query_NHD: torch.Tensor,
+        key_NKD: torch.Tensor,
+        value_NKD: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks_H: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output and ``(N, H) float32`` log-sum-exp of each row's scores (nats), sink included.
+
+        Raises:
+            ConfigError: a device or dtype that this implementation does not run.
+        """
+        reason = _unfit(query_NHD.device, query_NHD.dtype)
+        if reason is not None:
+            raise ConfigError(f"prefix_attention: backend 'native': {reason}")
+        query, key, value = (t if t.stride(2) == 1 else t.contiguous() for t in (query_NHD, key_NKD, value_NKD))
+        sinks = None if sinks_H is None else sinks_H.float().contiguous()
+        return _prefix_attention(
+            query, key, value, *self._tables, scale, window or 0, softcap or 0.0, sinks, self.kernel
+        )
+
+
+@torch.library.custom_op("trace_fast::prefix_attention_native", mutates_args=())
+def _prefix_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    block_rows: torch.Tensor,
+    path_blocks: torch.Tensor,
+    spans: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+    kernel: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+    lse = query.new_full(query.shape[:2], float("-inf"), dtype=torch.float32)
+    native.module().prefix_attention(
+        query, key, value, out, lse, block_rows, path_blocks, spans, scale, window, softcap, sinks,
+        torch.get_num_threads(), kernel or kernels(query.dtype)[0],
+    )  # fmt: skip
+    return out, lse
+
+
+@_prefix_attention.register_fake
+def _(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    block_rows: torch.Tensor,
+    path_blocks: torch.Tensor,
+    spans: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+    kernel: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+    return out, query.new_empty(query.shape[:2], dtype=torch.float32)
+
+
+__all__ = ["DTYPES", "NativePlan", "kernels", "why_not"]

@@ -1,0 +1,164 @@
+"""The C++ attention: its log-sum-exp, its registration with torch, and what it says to arguments that do not fit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import random_rollout
+
+from trace_fast import native
+from trace_fast.errors import ConfigError
+from trace_fast.kernels.prefix_attention.native_impl import NativePlan, kernels, why_not
+from trace_fast.layout import SpanRanges, pack_layout, rows_of
+
+pytestmark = pytest.mark.skipif(not native.status().available, reason=f"native module: {native.status().reason}")
+
+SETTINGS: dict[str, Any] = {"scale": 0.3, "window": None, "softcap": None, "sinks_H": None}
+
+
+def spans() -> SpanRanges:
+    return pack_layout([random_rollout(np.random.default_rng(0), turns=3, tokens=200, answers=(1, 9), opener=2)]).spans
+
+
+def tensors(rows: int, dtype: torch.dtype = torch.float32, heads: int = 4, dim: int = 32) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(rows, h, dim).to(dtype) for h in (heads, 2, 2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("sink", [None, -3.0, 40.0], ids=str)
+@pytest.mark.parametrize("window", [None, 5], ids=str)
+def test_log_sum_exp(dtype: torch.dtype, sink: float | None, window: int | None) -> None:
+    pack = spans()
+    query, key, value = tensors(pack.n_rows + 2, dtype)
+    sinks = None if sink is None else torch.full((4,), sink)
+    settings = SETTINGS | {"window": window, "sinks_H": sinks}
+    for name in kernels(dtype):
+        _, lse = NativePlan(pack, name).run_with_lse(query, key, value, **settings)
+        assert (lse[pack.n_rows :] == -math.inf).all(), "rows in no span see nothing"
+        for p in range(len(pack)):
+            before = rows_of(pack.ancestors(p)).tolist()
+            own = list(range(int(pack.starts[p]), int(pack.ends[p])))
+            for i in (0, len(own) - 1):
+                path = [*before, *own[: i + 1]][-(window or 10**6) :]
+                query_KGD = query[own[i]].double().view(2, 2, 32)
+                scores = torch.einsum("kgd,skd->kgs", query_KGD, key[path].double()).reshape(4, -1) * 0.3
+                if sinks is not None:
+                    scores = torch.cat([scores, sinks.double()[:, None]], 1)
+                # a product of 32 terms and a sum of 200 in float32: a few units of the largest score
+                torch.testing.assert_close(lse[own[i]].double(), scores.logsumexp(1), rtol=0, atol=2e-5)
+
+
+def test_it_is_a_torch_operator() -> None:
+    pack = spans()
+    plan = NativePlan(pack)
+    query, key, value = tensors(pack.n_rows)
+    arguments = (query, key, value, *plan._tables, 0.3, 0, 0.0, None, kernels(torch.float32)[0])
+    torch.library.opcheck(torch.ops.trace_fast.prefix_attention_native.default, arguments)
+
+    def layer(query: torch.Tensor) -> torch.Tensor:
+        return plan.run(query * 2, key, value, **SETTINGS) + 1
+
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        assert torch.equal(compiled(query), layer(query))
+
+
+def test_what_it_does_not_run_is_said() -> None:
+    assert why_not(torch.device("cpu"), torch.bfloat16) is None
+    assert why_not(torch.device("cuda"), torch.bfloat16) == "the C++ kernel runs on the CPU, got cuda"
+    pack = spans()
+    with pytest.raises(ConfigError, match=r"backend 'native': the C\+\+ kernel takes float32, .*, got torch.float64"):
+        NativePlan(pack).run(*tensors(pack.n_rows, torch.float64), **SETTINGS)
+    with pytest.raises(ValueError, match=r"kernel: expected one that this processor runs on .* \(.*\), got mmx"):
+        NativePlan(pack, "mmx").run(*tensors(pack.n_rows), **SETTINGS)
+
+
+def arguments(**changes: Any) -> dict[str, Any]:
+    query, key, value = tensors(70)
+    rows = torch.full((2, 64), -1, dtype=torch.int64)
+    rows.view(-1)[:70] = torch.arange(70)
+    good = {
+        "query": query,
+        "key": key,
+        "value": value,
+        "out": torch.zeros(70, 4, 32),
+        "lse": torch.zeros(70, 4),
+        "block_rows": rows,
+        "path_blocks": torch.tensor([0, 1]),
+        "spans": torch.tensor([[0, 70, 0, 0]]),
+        "scale": 0.3,
+        "window": 0,
+        "softcap": 0.0,
+        "sinks": torch.zeros(4),
+        "n_threads": 1,
+        "kernel": kernels(torch.float32)[0],
+    }
+    assert set(changes) <= set(good)
+    return good | changes
+
+
+def test_good_arguments_of_the_cases_below_run() -> None:
+    native.module().prefix_attention(**arguments())
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"query": None}, "query: expected a torch.Tensor, got <class 'NoneType'>"),
+    ({"query": np.zeros((70, 4, 32))}, "query: expected a torch.Tensor, got <class 'numpy.ndarray'>"),
+    ({"query": torch.zeros(70, 4, 32, device="meta")}, "query: expected a tensor on cpu, got meta"),
+    ({"query": torch.zeros(70, 4, 32, dtype=torch.float64)}, "query: expected torch.float32 or .*, got torch.float64"),
+    ({"query": torch.zeros(70, 128)}, r"query: expected 3 dimensions, got shape \(70, 128\)"),
+    ({"query": torch.zeros(70, 4, 0)}, r"query: expected at least one head and dimension, got shape \(70, 4, 0\)"),
+    ({"query": torch.zeros(70, 4, 64)[..., ::2]}, "query: expected a contiguous last axis, got stride 2"),
+    ({"key": torch.zeros(70, 2, 32).bfloat16()}, "key: expected torch.float32, got torch.bfloat16"),
+    ({"key": torch.zeros(69, 2, 32)}, r"key: expected 70 rows as the query, got shape \(69, 2, 32\)"),
+    ({"key": torch.zeros(70, 3, 32)}, r"key: expected heads that divide the query's 4, got shape \(70, 3, 32\)"),
+    ({"key": torch.zeros(70, 0, 32)}, r"key: expected heads that divide the query's 4, got shape \(70, 0, 32\)"),
+    ({"key": torch.zeros(70, 2, 31)}, r"key: expected head_dim 32 as the query, got shape \(70, 2, 31\)"),
+    ({"value": torch.zeros(70, 1, 32)}, "value: expected rows and heads of the key"),
+    ({"value": torch.zeros(70, 2, 0)}, "value: expected rows and heads of the key and at least one dimension"),
+    ({"out": torch.zeros(70, 4, 31)}, r"out: expected shape \(70, 4, 32\), got shape \(70, 4, 31\)"),
+    ({"out": torch.zeros(70, 32, 4).transpose(1, 2)}, "out: expected a contiguous tensor, got stride 4 on axis 2"),
+    ({"out": torch.zeros(70, 4, 32).half()}, "out: expected torch.float32, got torch.float16"),
+    ({"lse": torch.zeros(70, 3)}, r"lse: expected shape \(70, 4\), got shape \(70, 3\)"),
+    ({"lse": torch.zeros(70, 4).double()}, "lse: expected torch.float32, got torch.float64"),
+    ({"block_rows": torch.zeros(2, 63, dtype=torch.int64)}, r"block_rows: expected shape \(2, 64\)"),
+    ({"block_rows": torch.zeros(2, 64, dtype=torch.int32)}, "block_rows: expected torch.int64, got torch.int32"),
+    ({"block_rows": torch.full((2, 64), 70)}, r"block_rows: expected rows in -1\.\.69, got 70"),
+    ({"block_rows": torch.full((2, 64), -2)}, r"block_rows: expected rows in -1\.\.69, got -2"),
+    ({"path_blocks": torch.tensor([0, 2])}, r"path_blocks: expected blocks in 0\.\.1, got 2"),
+    ({"path_blocks": torch.tensor([0, -1])}, r"path_blocks: expected blocks in 0\.\.1, got -1"),
+    ({"path_blocks": torch.tensor([0])}, r"spans: expected 2 path blocks from a place in 0\.\.1, got 0"),
+    ({"path_blocks": torch.zeros(4, dtype=torch.int64)[::2]}, "path_blocks: expected a contiguous tensor"),
+    ({"spans": torch.tensor([[0, 71, 0, 0]])}, r"spans: expected rows within 0\.\.70, got 71 rows from 0 on"),
+    ({"spans": torch.tensor([[-1, 5, 0, 0]])}, r"spans: expected rows within 0\.\.70, got 5 rows from -1 on"),
+    ({"spans": torch.tensor([[0, 5, -1, 0]])}, "spans: expected a depth of at least 0, got -1"),
+    ({"spans": torch.tensor([[0, 5, 2**62, 0]])}, "spans: expected a depth of at least 0, got"),
+    ({"spans": torch.tensor([[0, 70, 0, 1]])}, r"spans: expected 2 path blocks from a place in 0\.\.2, got 1"),
+    ({"spans": torch.tensor([[0, 70, 0, -1]])}, r"spans: expected 2 path blocks from a place in 0\.\.2, got -1"),
+    ({"spans": torch.tensor([0, 70, 0, 0])}, r"spans: expected 2 dimensions, got shape \(4,\)"),
+    ({"window": -1}, r"window: expected 0 \(all\) or more, got -1"),
+    ({"softcap": -1.0}, r"softcap: expected 0 \(none\) or more, got -1"),
+    ({"softcap": float("nan")}, r"softcap: expected 0 \(none\) or more, got"),
+    ({"sinks": torch.zeros(3)}, r"sinks: expected shape \(4,\), got shape \(3,\)"),
+    ({"n_threads": 0}, "n_threads: expected at least 1, got 0"),
+    ({"kernel": "x"}, "kernel: expected one that this processor runs"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD)
+def test_bad_arguments_are_named_and_never_run(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        native.module().prefix_attention(**arguments(**changes))
+
+
+def test_empty_packs() -> None:
+    empty = np.empty(0, dtype=np.int64)
+    none = SpanRanges(0, empty, empty, empty, np.empty((0, 2), dtype=np.int64), np.zeros(1, dtype=np.int64))
+    out = NativePlan(none).run(*tensors(3), **SETTINGS)
+    assert torch.equal(out, torch.zeros(3, 4, 32))
+    assert NativePlan(none).run(*tensors(0), **SETTINGS).shape == (0, 4, 32)
