@@ -1,16 +1,20 @@
 """prefix_attention in C++ on the CPU (``csrc/cpu/prefix_attention.h``): the code path that the processor allows.
 
-Forward only. A row's result depends on its own path alone, bit for bit, whatever it is packed with and however many
-threads there are (``torch.get_num_threads()`` of them are used). float32 and float16 are computed in float32; bfloat16
-has products in bfloat16 and sums in float32 where the processor has AVX-512 BF16, else float32.
+Differentiable (``native_backward``: torch's matrix products). A row's result depends on its own path alone, bit for
+bit, whatever it is packed with and however many threads there are (``torch.get_num_threads()`` of them are used).
+float32 and float16 are computed in float32; bfloat16 has products in bfloat16 and sums in float32 where the processor
+has AVX-512 BF16, else float32.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from trace_fast import native
 from trace_fast.errors import ConfigError
+from trace_fast.kernels.prefix_attention.native_backward import prefix_attention_backward
 from trace_fast.kernels.prefix_attention.native_plan import plan_blocks
 from trace_fast.layout import SpanRanges
 
@@ -139,6 +143,66 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
     return out, query.new_empty(query.shape[:2], dtype=torch.float32)
+
+
+@torch.library.custom_op("trace_fast::prefix_attention_native_backward", mutates_args=())
+def _prefix_attention_backward(
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    block_rows: torch.Tensor,
+    path_blocks: torch.Tensor,
+    spans: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    found = prefix_attention_backward(
+        grad_out, grad_lse, query, key, value, out, lse, block_rows, path_blocks, spans,
+        scale=scale, window=window, softcap=softcap, sinks_H=sinks,
+    )  # fmt: skip
+    return [gradient for gradient in found if gradient is not None]
+
+
+@_prefix_attention_backward.register_fake
+def _(
+    grad_out: torch.Tensor,
+    grad_lse: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    block_rows: torch.Tensor,
+    path_blocks: torch.Tensor,
+    spans: torch.Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+) -> list[torch.Tensor]:
+    like = [query.new_empty(t.shape) for t in (query, key, value)]
+    return like if sinks is None else [*like, sinks.new_empty(sinks.shape, dtype=torch.float32)]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    query, key, value, block_rows, path_blocks, spans, scale, window, softcap, sinks, _ = inputs
+    ctx.save_for_backward(query, key, value, *output, block_rows, path_blocks, spans, sinks)
+    ctx.settings = (scale, window, softcap)
+
+
+def _backward(ctx: Any, grad_out: torch.Tensor, grad_lse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    *tensors, sinks = ctx.saved_tensors
+    found = _prefix_attention_backward(grad_out, grad_lse, *tensors, *ctx.settings, sinks)
+    return (*found[:3], None, None, None, None, None, None, found[3] if sinks is not None else None, None)
+
+
+_prefix_attention.register_autograd(_backward, setup_context=_setup)
 
 
 __all__ = ["DTYPES", "NativePlan", "kernels", "why_not"]

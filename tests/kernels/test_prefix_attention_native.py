@@ -12,7 +12,9 @@ from tiny_models import random_rollout
 
 from trace_fast import native
 from trace_fast.errors import ConfigError
+from trace_fast.kernels.prefix_attention import native_backward
 from trace_fast.kernels.prefix_attention.native_impl import NativePlan, kernels, why_not
+from trace_fast.kernels.prefix_attention.reference import ReferencePlan
 from trace_fast.layout import SpanRanges, pack_layout, rows_of
 
 pytestmark = pytest.mark.skipif(not native.status().available, reason=f"native module: {native.status().reason}")
@@ -57,7 +59,8 @@ def test_it_is_a_torch_operator() -> None:
     pack = spans()
     plan = NativePlan(pack)
     query, key, value = tensors(pack.n_rows)
-    arguments = (query, key, value, *plan._tables, 0.3, 0, 0.0, None, kernels(torch.float32)[0])
+    with_gradient = [t.clone().requires_grad_() for t in (query, key, value)]
+    arguments = (*with_gradient, *plan._tables, 0.3, 0, 0.0, torch.zeros(4, requires_grad=True), "")
     torch.library.opcheck(torch.ops.trace_fast.prefix_attention_native.default, arguments)
 
     def layer(query: torch.Tensor) -> torch.Tensor:
@@ -66,6 +69,63 @@ def test_it_is_a_torch_operator() -> None:
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         assert torch.equal(compiled(query), layer(query))
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 7},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks_H": torch.linspace(-2, 3, 4)},
+    "everything": {"window": 60, "softcap": 3.0, "sinks_H": torch.linspace(-2, 3, 4)},
+}
+
+
+@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients(features: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the oracle's in float64; the oracle's own in this dtype says what its rounding costs."""
+    pack = spans()
+    leaves = tensors(pack.n_rows + 2, dtype)
+    sinks = features.get("sinks_H")
+    weight = torch.randn(pack.n_rows + 2, 4, 32, dtype=torch.float64)
+
+    def gradients(plan: Any, precision: torch.dtype) -> list[torch.Tensor]:
+        inputs = [t.to(precision).requires_grad_() for t in leaves]
+        extra = [] if sinks is None else [sinks.to(precision).requires_grad_()]
+        settings = SETTINGS | features | ({"sinks_H": extra[0]} if extra else {})
+        out = plan.run(*inputs, **settings)
+        return torch.autograd.grad((out.double() * weight).sum(), [*inputs, *extra])
+
+    truth = gradients(ReferencePlan(pack), torch.float64)
+    eager = gradients(ReferencePlan(pack), dtype)
+    ours = gradients(NativePlan(pack), dtype)
+    monkeypatch.setattr(native_backward, "SCORES", 700)  # a few rows at a time
+    in_pieces = gradients(NativePlan(pack), dtype)
+    for name, t, e, o, p in zip(("query", "key", "value", "sinks"), truth, eager, ours, in_pieces, strict=False):
+        assert o.dtype == e.dtype
+        allowed = (e.double() - t).abs()
+        # exp(s - lse) carries the float32 roundings of both, where a softmax only has those of differences; and the
+        # output that delta is made of was rounded to the dtype
+        largest = 8.0  # of scores and their log-sum-exp here
+        unit = (torch.finfo(dtype).eps + largest * torch.finfo(torch.float32).eps) * t.abs().max()
+        for found in (o, p):
+            error = (found.double() - t).abs()
+            assert error.mean() <= 1.5 * allowed.mean() + unit / 16, name
+            assert error.max() <= 2 * allowed.max() + unit, name
+
+
+def test_gradient_of_the_log_sum_exp() -> None:
+    pack = SpanRanges.single(9)
+    leaves = [t.requires_grad_() for t in tensors(9)]
+    _, lse = NativePlan(pack).run_with_lse(*leaves, **SETTINGS)
+    weight = torch.randn(9, 4)
+    ours = torch.autograd.grad((lse * weight).sum(), leaves[:2])
+    query, key = (t.detach().double().requires_grad_() for t in leaves[:2])
+    scores = torch.einsum("nkgd,mkd->nkgm", query.view(9, 2, 2, 32), key).reshape(9, 4, 9) * 0.3
+    scores = scores.masked_fill(torch.ones(9, 9, dtype=torch.bool).triu(1)[:, None], float("-inf"))
+    wanted = torch.autograd.grad((scores.logsumexp(-1) * weight).sum(), [query, key])
+    for o, w in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(o.double(), w, rtol=1e-5, atol=1e-6)
 
 
 def test_what_it_does_not_run_is_said() -> None:
