@@ -1,0 +1,1 @@
+"""Training of a tool-using policy: search environment, rollout engines, algorithms, parallel trainer."""

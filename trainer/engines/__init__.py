@@ -1,0 +1,1 @@
+"""Rollout engines: ``engine`` is the protocol; one file an engine."""
