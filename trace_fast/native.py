@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -56,6 +57,7 @@ def cpu_features() -> dict[str, bool]:
     return dict(module().cpu_features())
 
 
+@cache
 def _load() -> tuple[ModuleType | None, NativeStatus]:
     not_built = _reason_not_built()
     if not_built is not None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trace_fast.backends import fastest
 from trace_fast.errors import ConfigError, TraceFastError
 from trace_fast.kernels.policy_loss import BatchCounts, PolicyLoss, PolicyLossConfig, policy_loss
 from trace_fast.kernels.turn_credit.segments import offsets
@@ -60,8 +61,10 @@ class MicroBatch:
         moved: dict[str, Any] = {k: v.to(device, non_blocking=True) for k, v in own.items() if isinstance(v, Tensor)}
         return replace(self, **moved)
 
-    def loss(self, logprobs_L: Tensor, config: PolicyLossConfig, *, backend: str = "reference") -> PolicyLoss:
+    def loss(self, logprobs_L: Tensor, config: PolicyLossConfig, *, backend: str = "auto") -> PolicyLoss:
         """This micro-batch's share of the batch's loss, from the log-probabilities of ``targets_L``.
+
+        ``backend`` is an implementation of ``policy_loss``, or the fastest that runs on their device.
 
         Raises:
             TraceFastError, ConfigError: as ``policy_loss``.
@@ -75,7 +78,7 @@ class MicroBatch:
             config,
             sampler_logprobs_N=None if config.tis_cap is None else self.sampler_logprobs_L,
             counts=self.counts,
-            backend=backend,
+            backend=fastest("policy_loss", logprobs_L.device, logprobs_L.dtype) if backend == "auto" else backend,
         )
 
 

@@ -77,7 +77,13 @@ inline TensorView view(const py::handle& tensor, const std::string& name, std::i
   if (static_cast<int>(found.shape.size()) != ndim) {
     refuse(name, std::to_string(ndim) + " dimension" + (ndim == 1 ? "" : "s"), shape_text(found.shape));
   }
-  found.data = reinterpret_cast<void*>(py::cast<std::uintptr_t>(tensor.attr("data_ptr")()));
+  const auto address = py::cast<std::uintptr_t>(tensor.attr("data_ptr")());
+  const auto element = py::cast<std::uintptr_t>(tensor.attr("element_size")());
+  if (address % element != 0) {
+    refuse(name, "memory aligned to its elements of " + std::to_string(element) + " bytes",
+           "an address that is " + std::to_string(address % element) + " beyond");
+  }
+  found.data = reinterpret_cast<void*>(address);
   return found;
 }
 

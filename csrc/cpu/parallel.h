@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -21,10 +23,17 @@ void parallel_for(std::int64_t count, int n_threads, const Work& work) {
   };
   std::vector<std::thread> helpers;
   const std::int64_t wanted = std::min<std::int64_t>(std::max(n_threads, 1), count);
+  try {
+    helpers.reserve(static_cast<std::size_t>(std::max<std::int64_t>(wanted - 1, 0)));
+  } catch (const std::bad_alloc&) {
+    return loop(0);
+  }
   for (int t = 1; t < wanted; ++t) {
     try {
       helpers.emplace_back(loop, t);
     } catch (const std::system_error&) {
+      break;
+    } catch (const std::bad_alloc&) {
       break;
     }
   }

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -54,12 +55,12 @@ class AttentionPlan(Protocol):
     ) -> torch.Tensor: ...
 
 
-def why_not(name: str, *, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why implementation ``name`` cannot run tensors of this device and dtype here; ``None`` when it can."""
+def why_not(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int | None = None) -> str | None:
+    """Why implementation ``name`` cannot run such tensors here; ``None`` when it can. ``head_dim``: the largest."""
     if name == "triton" and importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    reason: Callable[[torch.device, torch.dtype], str | None] = getattr(_module(name), "why_not", lambda *_: None)
-    return reason(device, dtype)
+    reason: Callable[..., str | None] = getattr(_module(name), "why_not", lambda *_: None)
+    return reason(device, dtype, head_dim)
 
 
 def plan_attention(spans: SpanRanges, backend: str) -> AttentionPlan:
@@ -72,8 +73,9 @@ def plan_attention(spans: SpanRanges, backend: str) -> AttentionPlan:
             on its own tokens only, bit for bit.
 
     Raises:
-        ConfigError: an unknown backend.
+        ConfigError: an unknown backend. TraceFastError: spans that are no trie (``SpanRanges.check``).
     """
+    spans.check()
     plan: AttentionPlan = getattr(_module(backend), IMPLEMENTATIONS[backend][1])(spans)
     return plan
 
@@ -109,7 +111,7 @@ def prefix_attention(
     Raises:
         ValueError: names the argument, what was expected and what came.
     """
-    _check(query_NHD, key_NKD, value_NKD, plan.spans, window, softcap, sinks_H)
+    _check(query_NHD, key_NKD, value_NKD, plan.spans, scale, window, softcap, sinks_H)
     return plan.run(query_NHD, key_NKD, value_NKD, scale=scale, window=window, softcap=softcap, sinks_H=sinks_H)
 
 
@@ -118,6 +120,7 @@ def _check(
     key: torch.Tensor,
     value: torch.Tensor,
     spans: SpanRanges,
+    scale: float,
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
@@ -141,7 +144,10 @@ def _check(
         f"a multiple of the {key.shape[1]} key heads",
         query.shape[1],
     )
-    expect(window is None or window >= 1, "window", "None or at least 1", window)
-    expect(softcap is None or softcap > 0, "softcap", "None or a positive number", softcap)
+    expect(math.isfinite(scale), "scale", "a finite number", scale)
+    expect(window is None or (isinstance(window, int) and window >= 1), "window", "None or at least 1", window)
+    expect(softcap is None or 0 < softcap < math.inf, "softcap", "None or a positive number", softcap)
     if sinks is not None:
+        expect(sinks.is_floating_point(), "sinks", "a floating-point dtype", sinks.dtype)
+        expect(sinks.device == query.device, "sinks", f"the query's device {query.device}", sinks.device)
         expect(sinks.shape == query.shape[1:2], "sinks", f"shape ({query.shape[1]},)", f"shape {tuple(sinks.shape)}")

@@ -6,7 +6,9 @@ delta_i = sum_d out_id dout_id - dlse_i and s = softcap(x), x = scale q k^T,
     dv = p^T dout;   ds = p (dout v^T - delta);   dx = ds (1 - (s/c)^2)
     dq = scale dx k;   dk = scale dx^T q;   dsink = -sum_i exp(sink - lse_i) delta_i
 
-Sums are float32, in a fixed order. Extra memory: ``SCORES`` scores, and q, k, v and their gradients in float32.
+Sums are float32, in a fixed order. Extra memory: up to four float32 matrices of ``SCORES`` entries (one row of scores
+at least), and q, k, v and their gradients in float32. A key, value or gradient that is not finite spoils the gradients
+of the rows that it is multiplied with, also where a weight is 0: a batch with one is no batch to train on.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from trace_fast.layout import SpanRanges
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why this implementation cannot run such tensors here; ``None`` when it can."""
+def why_not(device: torch.device, dtype: torch.dtype, head_dim: int | None = None) -> str | None:
+    """Why this implementation cannot run such tensors here; ``None`` when it can (any ``head_dim``)."""
     state = native.status()
     return _unfit(device, dtype) or (None if state.available else f"the native module is {state.reason}")
 

@@ -36,11 +36,11 @@ def plan_blocks(spans: SpanRanges) -> BlockTable:
     owner_N = np.full(spans.n_rows, -1, dtype=np.int64)  # span of each row
     for p in range(len(spans)):
         owner_N[spans.starts[p] : spans.ends[p]] = p
-    paths: list[np.ndarray] = []
+    paths: dict[int, np.ndarray] = {}
     block_rows: list[np.ndarray] = []
     table = np.zeros((len(spans), 4), dtype=np.int64)
     n_blocks = n_path = 0
-    for p in range(len(spans)):
+    for p in np.argsort(spans.depths, kind="stable").tolist():  # ancestors begin higher: they come first
         start, end, depth = int(spans.starts[p]), int(spans.ends[p]), int(spans.depths[p])
         table[p] = start, end - start, depth, n_path
         before = spans.ancestors(p)
@@ -62,9 +62,9 @@ def plan_blocks(spans: SpanRanges) -> BlockTable:
         n_blocks += len(rows)
         n_path += len(path)
         block_rows.append(rows)
-        paths.append(path)
+        paths[p] = path
     empty = np.empty((0, KEY_BLOCK), dtype=np.int64)
-    return BlockTable(np.concatenate([empty, *block_rows]), np.concatenate([empty[:0, 0], *paths]), table)
+    return BlockTable(np.concatenate([empty, *block_rows]), np.concatenate([empty[:0, 0], *paths.values()]), table)
 
 
 def _rows_at(ranges: np.ndarray, ends_R: np.ndarray, depths: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ ALIGNED = 4  # int32 in 16 bytes
 INTERPRETED = not isinstance(forward_kernel, triton.JITFunction)
 
 
-def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+def why_not(device: torch.device, dtype: torch.dtype, head_dim: int | None = None) -> str | None:
     """What keeps the Triton kernels from running such tensors here, in words; ``None`` when nothing does."""
     if device.type != "cuda" and not INTERPRETED:
         return f"Triton kernels run on CUDA devices (or in Triton's interpreter), got {device.type}"
@@ -45,6 +45,8 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"the Triton kernels take {', '.join(str(d) for d in MAX_HEAD_DIM)}, got {dtype}"
     if INTERPRETED and dtype == torch.bfloat16:
         return "Triton's interpreter multiplies the bit patterns of torch.bfloat16"
+    if head_dim is not None and head_dim > MAX_HEAD_DIM[dtype]:
+        return f"the Triton kernels take head dims up to {MAX_HEAD_DIM[dtype]} in {dtype}, got {head_dim}"
     return None
 
 

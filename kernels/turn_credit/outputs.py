@@ -15,15 +15,19 @@ Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 def empty_outputs(
     mean_logprobs_S: Tensor, n_turns_R: Tensor, loss_mask_N: Tensor | None, total_turns: int
 ) -> Outputs:
-    """Uninitialised outputs; also the shapes that fake tensors get."""
+    """Outputs before a kernel wrote them: NaN where offsets that do not cover a tensor would leave old memory.
+
+    Also the shapes that fake tensors get.
+    """
     n_states, n_rollouts = mean_logprobs_S.shape[0], n_turns_R.shape[0]
+    nan = float("nan")
     return (
-        mean_logprobs_S.new_empty(n_states),
-        mean_logprobs_S.new_empty(n_states - n_rollouts),
-        mean_logprobs_S.new_empty(total_turns),
+        mean_logprobs_S.new_full((n_states,), nan),
+        mean_logprobs_S.new_full((n_states - n_rollouts,), nan),
+        mean_logprobs_S.new_full((total_turns,), nan),
         mean_logprobs_S.new_empty(n_rollouts + 1, dtype=torch.int32),
         mean_logprobs_S.new_empty(n_rollouts + 1, dtype=torch.int32),
-        mean_logprobs_S.new_empty(0 if loss_mask_N is None else loss_mask_N.shape[0]),
+        mean_logprobs_S.new_full((0 if loss_mask_N is None else loss_mask_N.shape[0],), nan),
     )
 
 

@@ -11,7 +11,7 @@ from trace_fast.errors import ConfigError
 
 def test_a_series_and_its_defaults() -> None:
     assert parse_shapes("T=15/30,tokens=8030") == [Shape(15, 8030), Shape(30, 8030)]
-    assert parse_shapes(" tokens=100, T=3,opener=0,answer=1") == [Shape(3, 100, opener=0, answer=1)]
+    assert parse_shapes(" tokens=100, T=3,opener=1,answer=1") == [Shape(3, 100, opener=1, answer=1)]
     assert [shape for text in DEFAULT_SHAPES for shape in parse_shapes(text)] == [
         Shape(30, 3820),
         Shape(30, 8030),
@@ -28,7 +28,7 @@ def test_what_is_no_shape_is_refused(text: str) -> None:
         parse_shapes(text)
 
 
-@pytest.mark.parametrize("text", ["T=50,tokens=40", "T=0,tokens=1", "T=1,tokens=9,answer=0"])
+@pytest.mark.parametrize("text", ["T=50,tokens=40", "T=0,tokens=1", "T=1,tokens=9,answer=0", "T=1,tokens=9,opener=0"])
 def test_sizes_that_cannot_be_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="at least a token a turn"):
         parse_shapes(text)

@@ -7,10 +7,15 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from trace_fast.backends import resolve
 from trace_fast.cli import build_app
 from trace_fast.errors import RolloutError
+
+# what "auto" is here, down to the code path of this processor
+AUTO = resolve("auto", torch.device("cpu"), torch.bfloat16).arithmetic(torch.bfloat16)
 
 
 def _records(path):
@@ -245,7 +250,7 @@ def test_existing_output_is_not_touched_without_a_word(invoke, record, write_jso
     [
         (["--gap-offset", "0.2"], "settings.credit.gap_offset was 0.1 and is 0.2 now"),
         (["--dtype", "float32"], 'settings.dtype was "bfloat16" and is "float32" now'),
-        (["--backend", "reference"], 'settings.backend was "torch, torch" and is "reference, reference" now'),
+        (["--backend", "reference"], f'settings.backend was "{AUTO}" and is "reference, reference" now'),
         (["--opener", "So: "], 'settings.opener was "auto" and is "So: " now'),
         (["--reward-key", "extra.r"], 'settings.reward_key was null and is "extra.r" now'),
         (["--model", "fake:hash=b"], 'reference was "fake@a" and is "fake@b" now'),
@@ -335,7 +340,10 @@ def test_the_errors_file_of_the_run_is_no_input(invoke, record, write_jsonl, tmp
         (["in.jsonl", "--model", "fake", "--out", "s.jsonl", "--report", "in.jsonl"], "is both input and output"),
         (["in.jsonl", "--model", "fake", "--out", "s.jsonl", "--dtype", "int8"], "int8"),
         (["in.jsonl", "--model", "fake", "--out", "s.jsonl", "--device", "gpu"], "device: expected auto, cpu, cuda"),
-        (["in.jsonl", "--model", "fake", "--out", "s.jsonl", "--backend", "nope"], "backend: expected auto, torch"),
+        (
+            ["in.jsonl", "--model", "fake", "--out", "s.jsonl", "--backend", "nope"],
+            "backend: expected auto, triton, native, torch, reference, got 'nope'",
+        ),
         (["in.jsonl", "--out", "s.jsonl"], "--model"),
         (["in.jsonl", "--model", "fake", "--out", "s.jsonl", "--nope"], "--nope"),
     ],

@@ -10,7 +10,7 @@ import torch
 from tiny_models import random_rollout
 
 from trace_fast import native
-from trace_fast.errors import ConfigError
+from trace_fast.errors import ConfigError, TraceFastError
 from trace_fast.kernels.prefix_attention import plan_attention, prefix_attention
 from trace_fast.kernels.prefix_attention.native_impl import DTYPES, NativePlan, kernels
 from trace_fast.kernels.prefix_attention.native_plan import KEY_BLOCK, plan_blocks
@@ -262,6 +262,66 @@ def test_strides_are_followed(engine: str, dtype: torch.dtype) -> None:
     by_dim = [t.permute(2, 1, 0).contiguous().permute(2, 1, 0) for t in tensors]
     assert torch.equal(run(engine, by_head, layout.spans), clean)
     assert torch.equal(run(engine, by_dim, layout.spans), clean)
+
+
+@engines
+def test_a_branch_may_run_along_the_trunk_of_a_later_rollout(engine: str, dtype: torch.dtype) -> None:
+    """Spans come trunk-first a rollout, so the span that a branch hangs under may have a larger number."""
+    rng = np.random.default_rng(0)
+    prompt, common = rng.integers(3, 99, 70), rng.integers(3, 99, 300)
+
+    def rollout(name: str, rest: np.ndarray, opener: np.ndarray) -> Rollout:
+        ids = np.concatenate([prompt, rest])
+        answers = (rng.integers(3, 99, 4),)
+        return Rollout(
+            id=name, group="g", input_ids=ids, boundaries=np.array([70, len(ids)]), n_turns=0, answers=answers,
+            openers=(opener,) * 2,
+        )  # fmt: skip
+
+    first = rollout("first", rng.integers(100, 199, 50), np.concatenate([common[:200], [7]]))
+    layout = pack_layout([first, rollout("later", common, rng.integers(3, 99, 3))])
+    spans = layout.spans
+    owners = [int(np.searchsorted(spans.ends, end - 1, side="right")) for _, end in spans.ranges.tolist()]
+    spans_of_ranges = np.repeat(np.arange(len(spans)), np.diff(spans.cu_ranges))
+    assert (np.array(owners) > spans_of_ranges).any(), "the case that this test is about"
+    no_further_than_eager(engine, inputs(len(layout), dtype=dtype), spans)
+
+
+def changed_spans(**changes: Any) -> SpanRanges:
+    """A prompt 0..4, under it A 4..8 and B 8..10, under A after one row C 10..12."""
+    good: dict[str, Any] = {
+        "n_rows": 12,
+        "starts": np.array([0, 4, 8, 10]),
+        "ends": np.array([4, 8, 10, 12]),
+        "depths": np.array([0, 4, 4, 5]),
+        "ranges": np.array([[0, 4], [0, 4], [0, 5]]),
+        "cu_ranges": np.array([0, 0, 1, 2, 3]),
+    }
+    return SpanRanges(**good | changes)
+
+
+def test_a_trie_is_accepted() -> None:
+    changed_spans().check()
+    changed_spans(ranges=np.array([[0, 4], [0, 4], [0, 3], [3, 5]]), cu_ranges=np.array([0, 0, 1, 2, 4])).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ends": np.array([4, 8, 10, 13])}, r"span 3: expected rows within 0\.\.12, got 10\.\.13"),
+        ({"starts": np.array([-1, 4, 8, 10])}, r"span 0: expected rows within 0\.\.12, got -1\.\.4"),
+        ({"starts": np.array([0, 3, 8, 10])}, r"span 1: expected rows of no other span, got 3\.\.8, .* span 0"),
+        ({"ranges": np.array([[0, 4], [0, 4], [-1, 4]])}, r"span 3: expected key ranges within 0\.\.12, got -1\.\.4"),
+        ({"ranges": np.array([[0, 4], [0, 4], [8, 13]])}, r"span 3: expected key ranges within 0\.\.12, got 8\.\.13"),
+        ({"ranges": np.array([[0, 4], [0, 4], [0, 4]])}, "span 3: expected key ranges that cover its depth 5, got 4"),
+        ({"ranges": np.array([[0, 4], [0, 4], [4, 9]])}, r"span 3: expected the path of span 2 that it hangs under"),
+        ({"depths": np.array([0, 4, 4, 6])}, "span 3: expected key ranges that cover its depth 6, got 5 keys"),
+    ],
+)
+def test_spans_that_are_no_trie_are_named(changes: dict[str, Any], message: str) -> None:
+    for backend in ("reference", "torch"):
+        with pytest.raises(TraceFastError, match=message):
+            plan_attention(changed_spans(**changes), backend)
 
 
 def test_gradients_of_the_oracle_are_those_of_dense_attention() -> None:

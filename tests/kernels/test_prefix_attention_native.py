@@ -174,6 +174,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"query": torch.zeros(70, 128)}, r"query: expected 3 dimensions, got shape \(70, 128\)"),
     ({"query": torch.zeros(70, 4, 0)}, r"query: expected at least one head and dimension, got shape \(70, 4, 0\)"),
     ({"query": torch.zeros(70, 4, 64)[..., ::2]}, "query: expected a contiguous last axis, got stride 2"),
+    (
+        {"query": torch.from_numpy(np.zeros(70 * 4 * 32 * 4 + 1, dtype=np.uint8)[1:].view(np.float32)).view(70, 4, 32)},
+        "query: expected memory aligned to its elements of 4 bytes, got an address that is 1 beyond",
+    ),
     ({"key": torch.zeros(70, 2, 32).bfloat16()}, "key: expected torch.float32, got torch.bfloat16"),
     ({"key": torch.zeros(69, 2, 32)}, r"key: expected 70 rows as the query, got shape \(69, 2, 32\)"),
     ({"key": torch.zeros(70, 3, 32)}, r"key: expected heads that divide the query's 4, got shape \(70, 3, 32\)"),

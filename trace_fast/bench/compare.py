@@ -8,8 +8,10 @@ slows all of them; a ratio is of medians in one run.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,16 +83,31 @@ def compare(
         for name, method in racing.items():
             if name in SLOW:
                 continue  # minutes a call, and its ratio is far from any doubt: the first call is its round
-            method.prepare()
-            found[name].runs.append(seconds_of(lambda method=method: method.score(rollout), device))  # type: ignore[misc]
-            say(f"{rollout.id}: {name}: {found[name].runs[-1]:.3g} s")
+            if found[name].failure is None:
+                with _recorded(name, found[name]):
+                    method.prepare()
+                    found[name].runs.append(seconds_of(partial(method.score, rollout), device))
+                    say(f"{rollout.id}: {name}: {found[name].runs[-1]:.3g} s")
     for name, method in racing.items():
         if name in SLOW:
             found[name].runs = [found[name].first_seconds]
-        elif method.own_memory:
-            method.prepare()
-            found[name].peak_extra_bytes = peak_extra_bytes(lambda method=method: method.score(rollout), device)  # type: ignore[misc]
+        elif method.own_memory and found[name].failure is None:
+            with _recorded(name, found[name]):
+                method.prepare()
+                found[name].peak_extra_bytes = peak_extra_bytes(partial(method.score, rollout), device)
     return found
+
+
+@contextmanager
+def _recorded(name: str, measured: Measured) -> Iterator[None]:
+    """A peer's failure, in whichever call, is its own; without our method or the baseline there is nothing to say."""
+    try:
+        yield
+    except PEER_FAILURES as error:
+        if name in (OURS, BASELINE):
+            raise
+        measured.failure = f"{type(error).__name__}: {one_line(error, 200)}"
+        measured.scores_S = None
 
 
 def _first_call(name: str, method: Peer, rollout: Rollout, device: torch.device) -> Measured:
@@ -99,13 +116,9 @@ def _first_call(name: str, method: Peer, rollout: Rollout, device: torch.device)
     def call() -> None:
         measured.scores_S = method.score(rollout)
 
-    try:
+    with _recorded(name, measured):
         method.prepare()
         measured.first_seconds = seconds_of(call, device)
-    except PEER_FAILURES as error:
-        if name in (OURS, BASELINE):
-            raise
-        measured.failure = f"{type(error).__name__}: {one_line(error, 200)}"
     return measured
 
 

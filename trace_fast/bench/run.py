@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,13 @@ def comparable(rollout: Rollout, scorer: Scorer) -> Rollout:
             rollout_id=rollout.id,
             source=rollout.source,
         )
+    if not all(len(opener) for opener in rollout.openers):
+        raise RolloutError(
+            "opener",
+            "a state has an empty opener; the peers need at least one token between a state and its answer",
+            rollout_id=rollout.id,
+            source=rollout.source,
+        )
     if len(rollout.answers) == 1:
         return rollout
     texts = None if rollout.answer_texts is None else rollout.answer_texts[:1]
@@ -99,17 +107,22 @@ class Bench:
         setup = PeerSetup(scorer.model.module, scorer.model.spec, model, choice.endpoints)
         reasons = {name: PEERS[name].why_not(setup) for name in choice.names}
         self.absent: dict[str, str] = {name: reason for name, reason in reasons.items() if reason is not None}
+        self._setup = setup
+        self._names = [name for name in choice.names if name not in self.absent]
         self._methods: dict[str, Peer] = {OURS: TraceFast(scorer)}
-        for name in choice.names:
-            if name not in self.absent:
-                self._methods[name] = PEERS[name].open_peer(setup)
+        self._opened = ExitStack()
 
     def __enter__(self) -> Bench:
+        """Opens the peers; those already open are closed when one cannot be."""
+        with ExitStack() as opened:
+            for name in self._names:
+                self._methods[name] = PEERS[name].open_peer(self._setup)
+                opened.callback(self._methods[name].close)
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for method in self._methods.values():
-            method.close()
+        self._opened.close()
 
     def rows(self, rollouts: Sequence[Rollout], *, rounds: int, say: Say) -> Iterator[list[Row]]:
         """The rows of each rollout in turn (as ``comparable`` gives them), absent peers included."""
@@ -124,7 +137,7 @@ class Bench:
             shared: dict[str, Any] = {
                 **about(self._device),
                 "model": self._scorer.reference,
-                "backend": f"{backends.prefix_attention}, {backends.token_logprob}",
+                "backend": backends.arithmetic(self._scorer.model.dtype),
                 "dtype": self._dtype,
                 "gemm_gflops": round(rate / 1e9, 1),
                 "rollout": rollout.id,

@@ -1,6 +1,6 @@
 """Rollouts of random tokens from a few sizes, written ``T=30,tokens=3820``.
 
-``T=15/30/60,tokens=8030`` is a series: the same tokens cut into more turns, which shows what a turn costs. The prompt
+``T=15/30/60,tokens=8030`` is a series: as many tokens cut into more turns, which shows what a turn costs. The prompt
 takes what is left when at least a few hundred tokens are set aside and the rest is divided into equal turns.
 """
 
@@ -52,8 +52,8 @@ def parse_shapes(text: str) -> list[Shape]:
     sizes = {key: _count(text, values[key]) for key in values if key != "T"}
     shapes = [Shape(turns=_count(text, turns), **sizes) for turns in values["T"].split("/")]
     for shape in shapes:
-        if shape.answer < 1 or shape.tokens < 2 or (shape.turns and shape.turn_tokens < 1):
-            raise ConfigError(f"shape: expected at least a token a turn and one of an answer, got {text!r}")
+        if shape.answer < 1 or shape.opener < 1 or shape.tokens < 2 or (shape.turns and shape.turn_tokens < 1):
+            raise ConfigError(f"shape: expected at least a token a turn, an opener and an answer, got {text!r}")
     return shapes
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from trace_fast.backends import fastest
 from trace_fast.config import AdvantageConfig, CreditConfig
 from trace_fast.errors import TraceFastError
 from trace_fast.kernels.turn_credit import CreditAndAdvantages, credit_and_advantages, outcome_advantages
@@ -39,16 +40,19 @@ class TraceConfig(AlgorithmSettings):
         return self
 
 
-def turn_credit_of(batch: TrainingBatch, config: TraceConfig, *, backend: str = "reference") -> CreditAndAdvantages:
+def turn_credit_of(batch: TrainingBatch, config: TraceConfig, *, backend: str = "auto") -> CreditAndAdvantages:
     """Credit of every state and turn with the advantages, for metrics; see ``credit_and_advantages``.
+
+    ``backend`` is one of its implementations, or the fastest that runs on the batch's device.
 
     Raises:
         TraceFastError: the batch was made without scores.
     """
-    if batch.mean_logprobs_S is None:
+    scores_S = batch.mean_logprobs_S
+    if scores_S is None:
         raise TraceFastError("batch: expected the reference's scores of all states for trace, got a batch without")
     return credit_and_advantages(
-        batch.mean_logprobs_S,
+        scores_S,
         batch.boundaries_S,
         batch.cu_states_R1,
         batch.n_turns_R,
@@ -58,7 +62,7 @@ def turn_credit_of(batch: TrainingBatch, config: TraceConfig, *, backend: str = 
         batch.group_ids_R,
         config.credit,
         config.advantage,
-        backend=backend,
+        backend=fastest("turn_credit", scores_S.device, scores_S.dtype) if backend == "auto" else backend,
     )
 
 
