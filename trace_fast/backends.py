@@ -159,4 +159,7 @@ def pick_device(requested: str) -> torch.device:
         raise ConfigError(f"device: {requested!r} was asked for, but torch {torch.__version__} sees no CUDA device")
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device: expected auto, cpu, cuda or cuda:N, got {requested!r}")
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if device.index is not None and device.index >= count:
+        raise ConfigError(f"device: {requested!r} was asked for, but there is {count} of that type")
     return device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -141,7 +142,7 @@ def read_run(scores: Path) -> dict[str, Any] | None:
         run = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: expected JSON, got something else ({error})") from error
     if not isinstance(run, dict) or not isinstance(run.get("settings"), dict):
         raise InputError(f"{path}: expected the description of a run, got something else")
@@ -188,6 +189,8 @@ def run_report(
         inputs.check(out)
     run = read_run(path)
     threshold = secured_threshold_of(run) if secured_threshold is None else secured_threshold
+    if not math.isfinite(threshold):
+        raise ConfigError(f"secured_threshold: expected a finite number, got {threshold}")
     broken: list[InputError] = []
 
     def unreadable(error: InputError) -> None:

@@ -110,7 +110,7 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
     """The JSON object in a line, or ``None`` when it holds anything else (also a torn one)."""
     try:
         value = json.loads(line)
-    except ValueError:  # json.JSONDecodeError and UnicodeDecodeError: not a record, which is the caller's to judge
+    except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested too deep: not a record, the caller judges
         return None
     return value if isinstance(value, dict) else None
 

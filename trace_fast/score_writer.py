@@ -135,7 +135,7 @@ class ScoreWriter:
             raise OutputError(
                 f"{self.path}: cannot resume without {self.run_path}, which says how its records were made"
             ) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise OutputError(f"{self.run_path}: expected JSON, got something else ({error})") from error
         difference = run.first_difference(earlier)
         if difference is not None:

@@ -129,6 +129,10 @@ def _check(
         if not ok:
             raise ConfigError(f"prefix_attention: {what}: expected {expected}, got {got}")
 
+    named = {"query": query, "key": key, "value": value} | ({} if sinks is None else {"sinks": sinks})
+    for name, tensor in named.items():
+        expect(isinstance(tensor, torch.Tensor), name, "a torch.Tensor", type(tensor).__name__)
+        expect(tensor.layout == torch.strided, name, "a dense tensor", tensor.layout)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         expect(tensor.ndim == 3, name, "a (rows, heads, head_dim) tensor", f"shape {tuple(tensor.shape)}")
         expect(tensor.is_floating_point(), name, "a floating-point dtype", tensor.dtype)
@@ -139,13 +143,16 @@ def _check(
     expect(key.shape[2] == query.shape[2], "key", f"head_dim {query.shape[2]} as the query", key.shape[2])
     expect(key.shape[1] == value.shape[1], "value", f"{key.shape[1]} heads as the key", value.shape[1])
     expect(
-        key.shape[1] > 0 and query.shape[1] % key.shape[1] == 0,
+        key.shape[1] > 0 and query.shape[1] > 0 and query.shape[1] % key.shape[1] == 0,
         "query heads",
         f"a multiple of the {key.shape[1]} key heads",
         query.shape[1],
     )
-    expect(math.isfinite(scale), "scale", "a finite number", scale)
-    expect(window is None or (isinstance(window, int) and window >= 1), "window", "None or at least 1", window)
+    for name, size in (("query", query.shape[2]), ("value", value.shape[2])):
+        expect(size > 0, name, "a head_dim of at least 1", size)
+    expect(isinstance(scale, int | float) and math.isfinite(scale), "scale", "a finite number", scale)
+    fits = window is None or (isinstance(window, int) and 1 <= window < 2**63)
+    expect(fits, "window", "None or at least 1", window)
     expect(softcap is None or 0 < softcap < math.inf, "softcap", "None or a positive number", softcap)
     if sinks is not None:
         expect(sinks.is_floating_point(), "sinks", "a floating-point dtype", sinks.dtype)

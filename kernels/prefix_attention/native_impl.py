@@ -60,7 +60,8 @@ class NativePlan:
         table = plan_blocks(spans)
         self.spans = spans
         self.kernel = kernel
-        self._tables = [torch.from_numpy(t) for t in (table.block_rows, table.path_blocks, table.spans)]
+        with torch.inference_mode(False):  # tensors made in that mode could not be saved for a backward pass
+            self._tables = [torch.from_numpy(t) for t in (table.block_rows, table.path_blocks, table.spans)]
 
     def run(
         self,

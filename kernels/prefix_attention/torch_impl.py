@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from trace_fast.errors import ConfigError
 from trace_fast.kernels.prefix_attention.tiles import DEPTH_BLOCK, Part, Tile, buffer_depth, key_parts, plan_tiles
 from trace_fast.layout import SpanRanges
 
@@ -56,6 +57,8 @@ class TorchPlan:
         sinks_H: torch.Tensor | None,
     ) -> torch.Tensor:
         """See ``prefix_attention``. Forward only; extra memory: one path of keys and values, one tile's scores."""
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (query_NHD, key_NKD, value_NKD)):
+            raise ConfigError("prefix_attention: backend 'torch' has no gradient; use native, triton or reference")
         out_NHD = query_NHD.new_zeros(len(query_NHD), query_NHD.shape[1], value_NKD.shape[2])
         flash = softcap is None and query_NHD.device.type == "cpu" and query_NHD.shape[2] == value_NKD.shape[2]
         attend = _FlashTile(scale, sinks_H) if flash else _EagerTile(scale, softcap, sinks_H)

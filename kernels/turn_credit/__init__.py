@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from trace_fast.config import AdvantageConfig, CreditConfig
-from trace_fast.errors import ConfigError
+from trace_fast.errors import ConfigError, TraceFastError
 from trace_fast.kernels.turn_credit.checks import (
     check_contiguous,
     check_credit,
@@ -193,10 +193,17 @@ def _run(
         check_credit(*states, credit)
         if tokens is not None:
             check_token_turns(tokens[0], cu_states_R1, n_turns_R, tokens[2])
+    largest = mean_logprobs_S.numel() - n_turns_R.numel()  # a rollout has a state more than turns, at least
+    turns = int(n_turns_R.sum()) if total_turns is None else total_turns
+    if not isinstance(turns, int) or not 0 <= turns <= max(largest, 0):
+        name = "n_turns_R" if total_turns is None else "total_turns"
+        raise TraceFastError(f"{name}: expected 0..{largest} turns in total for these states, got {turns}")
+    if largest < 0:
+        raise TraceFastError(f"mean_logprobs_S: expected a state a rollout at least, got {mean_logprobs_S.numel()}")
     *fields, advantages_N = getattr(torch.ops.trace_fast, f"turn_credit_{backend}")(
         *states,
         *(tokens or (None, None, None, None)),
-        int(n_turns_R.sum()) if total_turns is None else total_turns,
+        turns,
         min(credit.horizon, 2**31),  # a 64-bit argument; no rollout has more turns
         credit.discount,
         credit.gap_offset,

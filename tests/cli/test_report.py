@@ -157,6 +157,22 @@ def test_a_line_that_is_no_score_record_is_named(invoke, scored, tmp_path):
     assert not (tmp_path / "r.html").exists()
 
 
+@pytest.mark.parametrize("name", ["deep.jsonl", "s.run.json"])
+def test_nesting_without_end_is_a_damaged_file(invoke, scored, tmp_path, name):
+    (tmp_path / name).write_text("[" * 200_000 + "\n1\n")
+    result = invoke("report", tmp_path / "deep.jsonl" if name == "deep.jsonl" else scored, "-o", tmp_path / "page.html")
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert name in result.stderr
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_threshold_that_is_no_number(invoke, scored, tmp_path):
+    result = invoke("report", scored, "-o", tmp_path / "page.html", "--secured-threshold", "-1e400")
+    assert result.exit_code == 2
+    assert "secured_threshold: expected a finite number, got -inf" in result.stderr
+
+
 def test_broken_rollouts_file_is_said_and_is_exit_1(invoke, scored, tmp_path):
     (tmp_path / "torn.jsonl.gz").write_bytes(b"\x1f\x8b")
     result = invoke("report", scored, "--rollouts", tmp_path / "torn.jsonl.gz", "--out", tmp_path / "r.html")

@@ -364,6 +364,35 @@ def test_wrong_tensors_are_named(change: Any, message: str) -> None:
         run("torch", change(inputs(20)), SpanRanges.single(20))
 
 
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_wrong_numbers_are_named(backend: str) -> None:
+    spans, tensors = SpanRanges.single(4), inputs(4)
+    plan = plan_attention(spans, backend)
+    with pytest.raises(ConfigError, match="query heads: expected a multiple of the 2 key heads, got 0"):
+        prefix_attention(tensors[0][:, :0], *tensors[1:], plan, scale=1.0)
+    with pytest.raises(ConfigError, match="query: expected a head_dim of at least 1, got 0"):
+        prefix_attention(*[t[..., :0] for t in tensors], plan, scale=1.0)
+    for scale in (float("nan"), float("inf"), None):
+        with pytest.raises(ConfigError, match="scale: expected a finite number, got"):
+            prefix_attention(*tensors, plan, scale=scale)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"window: expected None or at least 1, got 1\.5"):
+        prefix_attention(*tensors, plan, scale=1.0, window=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="softcap: expected None or a positive number, got inf"):
+        prefix_attention(*tensors, plan, scale=1.0, softcap=float("inf"))
+    with pytest.raises(ConfigError, match="sinks: expected the query's device cpu, got meta"):
+        prefix_attention(*tensors, plan, scale=1.0, sinks_H=torch.zeros(4, device="meta"))
+    with pytest.raises(ConfigError, match=r"sinks: expected a torch\.Tensor, got list"):
+        prefix_attention(*tensors, plan, scale=1.0, sinks_H=[0.0] * 4)  # type: ignore[arg-type]
+
+
+def test_an_implementation_without_gradient_says_so() -> None:
+    tensors = [t.requires_grad_() for t in inputs(4)]
+    with pytest.raises(ConfigError, match="backend 'torch' has no gradient; use native, triton or reference"):
+        run("torch", tensors, SpanRanges.single(4))
+    with torch.no_grad():
+        assert run("torch", tensors, SpanRanges.single(4)).shape == (4, 4, 32)
+
+
 def test_wrong_settings_are_named() -> None:
     spans, tensors = SpanRanges.single(4), inputs(4)
     with pytest.raises(ConfigError, match="window: expected None or at least 1, got 0"):

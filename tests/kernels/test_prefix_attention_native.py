@@ -220,6 +220,14 @@ def test_bad_arguments_are_named_and_never_run(changes: dict[str, Any], message:
         native.module().prefix_attention(**arguments(**changes))
 
 
+def test_a_plan_made_for_inference_serves_training() -> None:
+    with torch.inference_mode():
+        plan = NativePlan(SpanRanges.single(9))
+    leaves = [t.requires_grad_() for t in tensors(9)]
+    gradients = torch.autograd.grad(plan.run(*leaves, **SETTINGS).sum(), leaves)
+    assert all(g.isfinite().all() for g in gradients)
+
+
 def test_empty_packs() -> None:
     empty = np.empty(0, dtype=np.int64)
     none = SpanRanges(0, empty, empty, empty, np.empty((0, 2), dtype=np.int64), np.zeros(1, dtype=np.int64))

@@ -11,7 +11,7 @@ from turn_credit_problems import SETTINGS, batch, raw_tensors, run
 from trace_fast import native
 from trace_fast.config import AdvantageConfig, CreditConfig
 from trace_fast.errors import ConfigError, TraceFastError
-from trace_fast.kernels.turn_credit import why_not
+from trace_fast.kernels.turn_credit import turn_credit_flat, why_not
 
 MISSING = why_not("native", device=torch.device("cpu"), dtype=torch.float32)
 needs_native = pytest.mark.skipif(MISSING is not None, reason=f"native turn_credit: {MISSING}")
@@ -153,3 +153,26 @@ def test_an_explicit_choice_runs_or_raises() -> None:
     meta = {k: v.to("meta") for k, v in tensors.items()}
     with pytest.raises(ConfigError, match="backend 'native' cannot run: the C\\+\\+ code runs on the CPU, got meta"):
         run(meta, CreditConfig(), AdvantageConfig(), "native", total_turns=2)
+
+
+@pytest.mark.parametrize("backend", ["native"])
+@pytest.mark.parametrize(
+    ("turns", "total", "message"),
+    [
+        ([2, 2**40], None, r"n_turns_R: expected 0\.\.4 turns in total for these states, got 1099511627778"),
+        ([2, 1], -1, r"total_turns: expected 0\.\.4 turns in total for these states, got -1"),
+        ([2, 1], 2**40, r"total_turns: expected 0\.\.4 turns in total"),
+        ([2, 1], 1.5, r"total_turns: expected 0\.\.4 turns in total for these states, got 1\.5"),
+    ],
+)
+def test_totals_are_checked_before_memory_is_asked_for(
+    backend: str, turns: list[int], total: int | None, message: str
+) -> None:
+    if why_not(backend, device=torch.device("cpu"), dtype=torch.float32) is not None:
+        pytest.skip("the native module is not built (trace-fast info says why)")
+    scores = torch.full((6,), -1.0)
+    cu = torch.tensor([0, 4, 6], dtype=torch.int32)
+    with pytest.raises(ValueError, match=message):
+        turn_credit_flat(
+            scores, cu, torch.tensor(turns), torch.zeros(2), CreditConfig(), backend=backend, total_turns=total
+        )
