@@ -8,6 +8,7 @@ from importlib import metadata
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from trace_fast import native
 from trace_fast.backends import probe
@@ -60,7 +61,7 @@ def test_extras_name_exactly_what_is_not_installed():
     distributions = {d.metadata["Name"].lower().replace("_", "-") for d in metadata.distributions()} | installed
     for names in extras.values():
         assert not {name.lower().replace("_", "-") for name in names} & distributions
-    all_names = {r.split(";")[0].strip() for r in metadata.requires("trace-fast") or () if "extra ==" in r}
+    all_names = {Requirement(r).name for r in metadata.requires("trace-fast") or () if "extra ==" in r}
     for name in all_names:
         absent = name.lower().replace("_", "-") not in distributions
         assert absent == any(name in names for names in extras.values()), name

