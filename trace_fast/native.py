@@ -57,6 +57,15 @@ def cpu_features() -> dict[str, bool]:
     return dict(module().cpu_features())
 
 
+def elementwise_kernel() -> str:
+    """The fastest code path of the elementwise C++ ops (turn_credit, policy_loss) that this processor runs.
+
+    Raises:
+        ConfigError: the native module is not available.
+    """
+    return str(module().elementwise_kernels()[0])
+
+
 @cache
 def _load() -> tuple[ModuleType | None, NativeStatus]:
     not_built = _reason_not_built()

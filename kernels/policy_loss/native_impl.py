@@ -8,7 +8,6 @@ Suffixes: N tokens of all rollouts, R rollouts, R1 = R+1 offsets.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -28,11 +27,6 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"the C++ code takes float32 or float64, got {dtype}"
     state = native.status()
     return None if state.available else f"the native module is {state.reason}"
-
-
-@cache
-def _fastest_kernel() -> str:
-    return str(native.module().elementwise_kernels()[0])
 
 
 @torch.library.custom_op("trace_fast::policy_loss_native", mutates_args=(), device_types="cpu")
@@ -87,7 +81,7 @@ def policy_loss(
         tensors["weight_R"] = rollout_weights(
             n_tokens_R, aggregation, divisor, n_tokens, n_rollouts, tokens_per_rollout_R
         ).contiguous()
-        module.policy_loss(tensors, settings, threads, _fastest_kernel())
+        module.policy_loss(tensors, settings, threads, native.elementwise_kernel())
     except ValueError as error:
         raise TraceFastError(str(error)) from None
     return sums[LOSS].to(logprobs_N.dtype), grads_N, metrics_from_sums(sums, histogram)

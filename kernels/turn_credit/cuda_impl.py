@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from trace_fast import native
-from trace_fast.kernels.turn_credit.outputs import empty_outputs, fill_offsets, group_mean_weights, shares_a_rollout
+from trace_fast.kernels.turn_credit.outputs import (
+    empty_outputs,
+    fill_offsets,
+    group_mean_weights,
+    named_states,
+    named_tokens,
+    shares_a_rollout,
+)
 
 
 def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -54,19 +61,8 @@ def turn_credit(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See ``outputs.Outputs``; token advantages where the token tensors are given."""
     outputs = empty_outputs(mean_logprobs_S, n_turns_R, loss_mask_N, total_turns)
-    values_S, deltas_D, rewards_T, cu_deltas_R1, cu_turns_R1, advantages_N = outputs
-    fill_offsets(cu_states_R1, n_turns_R, cu_deltas_R1, cu_turns_R1)
-    tensors = {
-        "mean_logprobs_S": mean_logprobs_S.detach(),
-        "cu_states_R1": cu_states_R1,
-        "n_turns_R": n_turns_R.long(),
-        "outcome_advantages_R": outcome_advantages_R.detach(),
-        "values_S": values_S,
-        "deltas_D": deltas_D,
-        "rewards_T": rewards_T,
-        "cu_deltas_R1": cu_deltas_R1,
-        "cu_turns_R1": cu_turns_R1,
-    }
+    fill_offsets(cu_states_R1, n_turns_R, outputs[3], outputs[4])
+    tensors = named_states(mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R, outputs)
     settings = {
         "horizon": horizon,
         "discount": discount,
@@ -84,17 +80,9 @@ def turn_credit(
         stream = torch.cuda.current_stream().cuda_stream
         shares = 1
         if loss_mask_N is not None:
-            assert boundaries_S is not None
-            assert cu_tokens_R1 is not None
             assert group_ids_R is not None
             shares = shares_a_rollout(loss_mask_N.shape[0], max(n_turns_R.shape[0], 1))
-            tensors |= {
-                "boundaries_S": boundaries_S.long(),
-                "loss_mask_N": loss_mask_N,
-                "cu_tokens_R1": cu_tokens_R1,
-                "group_ids_R": group_ids_R.long(),
-                "advantages_N": advantages_N,
-            }
+            tensors |= named_tokens(boundaries_S, loss_mask_N, cu_tokens_R1, group_ids_R, outputs)
             if answer_tail == "group_mean":
                 lengths = {"answer_length_R": torch.zeros_like(tensors["n_turns_R"])}
                 launch(tensors | lengths, settings, shares, True, stream)

@@ -8,14 +8,12 @@ Suffixes: R rollouts, R1 = R+1, S states, D = S - R transitions, T turns (in tot
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
 from trace_fast import native
 from trace_fast.errors import TraceFastError
-from trace_fast.kernels.turn_credit.outputs import empty_outputs
+from trace_fast.kernels.turn_credit.outputs import empty_outputs, named_states, named_tokens
 
 
 def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -26,11 +24,6 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"the C++ code takes float32 or float64, got {dtype}"
     state = native.status()
     return None if state.available else f"the native module is {state.reason}"
-
-
-@cache
-def _fastest_kernel() -> str:
-    return str(native.module().elementwise_kernels()[0])
 
 
 @torch.library.custom_op("trace_fast::turn_credit_native", mutates_args=(), device_types="cpu")
@@ -57,29 +50,9 @@ def turn_credit(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See ``outputs.Outputs``; token advantages where the token tensors are given."""
     outputs = empty_outputs(mean_logprobs_S, n_turns_R, loss_mask_N, total_turns)
-    values_S, deltas_D, rewards_T, cu_deltas_R1, cu_turns_R1, advantages_N = outputs
-    tensors = {
-        "mean_logprobs_S": mean_logprobs_S.detach(),
-        "cu_states_R1": cu_states_R1,
-        "n_turns_R": n_turns_R.long(),
-        "outcome_advantages_R": outcome_advantages_R.detach(),
-        "values_S": values_S,
-        "deltas_D": deltas_D,
-        "rewards_T": rewards_T,
-        "cu_deltas_R1": cu_deltas_R1,
-        "cu_turns_R1": cu_turns_R1,
-    }
+    tensors = named_states(mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R, outputs)
     if loss_mask_N is not None:
-        assert boundaries_S is not None
-        assert cu_tokens_R1 is not None
-        assert group_ids_R is not None
-        tensors |= {
-            "boundaries_S": boundaries_S.long(),
-            "loss_mask_N": loss_mask_N,
-            "cu_tokens_R1": cu_tokens_R1,
-            "group_ids_R": group_ids_R.long(),
-            "advantages_N": advantages_N,
-        }
+        tensors |= named_tokens(boundaries_S, loss_mask_N, cu_tokens_R1, group_ids_R, outputs)
     settings = {
         "horizon": horizon,
         "discount": discount,
@@ -93,7 +66,7 @@ def turn_credit(
         "answer_tail_scale": answer_tail_scale,
     }
     try:
-        native.module().turn_credit(tensors, settings, torch.get_num_threads(), _fastest_kernel())
+        native.module().turn_credit(tensors, settings, torch.get_num_threads(), native.elementwise_kernel())
     except ValueError as error:
         raise TraceFastError(str(error)) from None
     return outputs

@@ -31,6 +31,44 @@ def empty_outputs(
     )
 
 
+def named_states(
+    mean_logprobs_S: Tensor, cu_states_R1: Tensor, n_turns_R: Tensor, outcome_advantages_R: Tensor, outputs: Outputs
+) -> dict[str, Tensor]:
+    """Arguments and outputs of the credit by the names that the C++ and CUDA code asks for."""
+    values_S, deltas_D, rewards_T, cu_deltas_R1, cu_turns_R1, _ = outputs
+    return {
+        "mean_logprobs_S": mean_logprobs_S.detach(),
+        "cu_states_R1": cu_states_R1,
+        "n_turns_R": n_turns_R.long(),
+        "outcome_advantages_R": outcome_advantages_R.detach(),
+        "values_S": values_S,
+        "deltas_D": deltas_D,
+        "rewards_T": rewards_T,
+        "cu_deltas_R1": cu_deltas_R1,
+        "cu_turns_R1": cu_turns_R1,
+    }
+
+
+def named_tokens(
+    boundaries_S: Tensor | None,
+    loss_mask_N: Tensor,
+    cu_tokens_R1: Tensor | None,
+    group_ids_R: Tensor | None,
+    outputs: Outputs,
+) -> dict[str, Tensor]:
+    """The same for token advantages; the four tensors come together or not at all."""
+    assert boundaries_S is not None
+    assert cu_tokens_R1 is not None
+    assert group_ids_R is not None
+    return {
+        "boundaries_S": boundaries_S.long(),
+        "loss_mask_N": loss_mask_N,
+        "cu_tokens_R1": cu_tokens_R1,
+        "group_ids_R": group_ids_R.long(),
+        "advantages_N": outputs[-1],
+    }
+
+
 def fill_offsets(cu_states_R1: Tensor, n_turns_R: Tensor, cu_deltas_R1: Tensor, cu_turns_R1: Tensor) -> None:
     """The two offsets of a result, on the tensors' device, without waiting for it."""
     rows_R1 = torch.arange(cu_states_R1.shape[0], dtype=torch.int32, device=cu_states_R1.device)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from span_trees import agent_rollout, tree, visible_pairs
 
 from trace_fast.errors import ConfigError
 from trace_fast.kernels.prefix_attention import plan_attention, prefix_attention
 from trace_fast.kernels.prefix_attention.reference import prefix_attention_reference
 from trace_fast.kernels.prefix_attention.triton_config import Blocks, Tuning
 from trace_fast.kernels.prefix_attention.triton_impl import INTERPRETED, TritonPlan, why_not
-from trace_fast.kernels.prefix_attention.triton_plan import KeyTables, QueryTables, plan_keys, plan_queries
 from trace_fast.layout import SpanRanges, rows_of
 
 assert INTERPRETED, "this module needs TRITON_INTERPRET=1"
@@ -47,125 +47,6 @@ def poisoned_memory() -> Iterator[None]:
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(False)
-
-
-def tree(seed: int, spans: int = 9, longest: int = 40, *, gap_rows: bool = True) -> SpanRanges:
-    """Random spans: several roots, chains, branches at any place, empty and one-token spans, twins, rows of no span."""
-    rng = np.random.default_rng(seed)
-    starts, ends, depths, paths = [], [], [], []
-    rows = 0
-    for _ in range(spans):
-        path: list[tuple[int, int]] = []
-        if starts and rng.random() < 0.85:
-            parent = int(rng.integers(len(starts)))
-            hang = int(rng.integers(0, ends[parent] - starts[parent] + 1)) if rng.random() < 0.8 else 0
-            path = [*paths[parent], (starts[parent], starts[parent] + hang)] if hang else list(paths[parent])
-        length = int(rng.choice([0, 1, 1, int(rng.integers(2, 12)), int(rng.integers(2, longest))]))
-        for _ in range(int(rng.integers(1, 3))):  # sometimes a twin at the same place
-            rows += int(gap_rows and rng.random() < 0.2)
-            starts.append(rows)
-            ends.append(rows + length)
-            depths.append(sum(e - s for s, e in path))
-            paths.append(path)
-            rows += length
-    cu = np.concatenate([[0], np.cumsum([len(p) for p in paths])]).astype(np.int64)
-    ranges = np.array([r for path in paths for r in path], dtype=np.int64).reshape(-1, 2)
-    return SpanRanges(rows, np.array(starts), np.array(ends), np.array(depths), ranges, cu)
-
-
-def visible_pairs(spans: SpanRanges, window: int | None) -> np.ndarray:
-    """``(N, N) int`` 1 where the row sees the key, from the definition."""
-    seen = np.zeros((spans.n_rows, spans.n_rows), dtype=np.int64)
-    for p in range(len(spans)):
-        keys = np.concatenate([rows_of(spans.ancestors(p)), np.arange(spans.starts[p], spans.ends[p])])
-        for row in range(int(spans.starts[p]), int(spans.ends[p])):
-            depth = int(spans.depths[p]) + row - int(spans.starts[p])
-            seen[row, keys[0 if window is None else max(depth - window + 1, 0) : depth + 1]] = 1
-    return seen
-
-
-# --- the plan ------------------------------------------------------------------------------------------------------
-
-
-def pairs_of_items(tables: QueryTables, items: np.ndarray, n_rows: int, block_n: int) -> np.ndarray:
-    """How often the work items meet each (row, key), as the kernels walk them."""
-    met = np.zeros((n_rows, n_rows + block_n), dtype=np.int64)
-    for tile, segment, segment_end, edge, edge_end, _ in items:
-        rows = tables.tile_rows[tile]
-        for first, end in tables.segments[segment:segment_end]:
-            assert first < end
-            assert (end - first) % block_n == 0
-            met[rows[rows >= 0], first:end] += 1
-        for e in range(edge, edge_end):
-            low = np.maximum(tables.edge_low[e], tables.edges[e])
-            high = np.minimum(tables.edge_high[e], tables.edges[e] + block_n)
-            assert (low < high)[rows >= 0].any(), "an edge block that no row of the tile sees"
-            for place in np.flatnonzero((low < high) & (rows >= 0)):
-                met[rows[place], low[place] : high[place]] += 1
-    assert not met[:, n_rows:].any()
-    return met[:, :n_rows]
-
-
-def pairs_of_key_tiles(tables: KeyTables, n_rows: int) -> np.ndarray:
-    met, owners = np.zeros((n_rows, n_rows), dtype=np.int64), np.zeros(n_rows, dtype=np.int64)
-    for first, count, segment, segment_end, edge, edge_end in tables.tiles:
-        owners[first : first + count] += 1
-        for start, end in tables.segments[segment:segment_end]:
-            met[start:end, first : first + count] += 1
-        for e in range(edge, edge_end):
-            low, high = max(tables.edge_low[e], first), min(tables.edge_high[e], first + count)
-            met[tables.edge_rows[e], low : max(low, high)] += 1
-    assert (owners == 1).all(), "every key row's gradient has one writer"
-    return met
-
-
-@pytest.mark.parametrize("window", [None, 1, 7, 60])
-@pytest.mark.parametrize(("tile_rows", "block_n"), [(16, 16), (5, 16), (3, 32), (64, 8)])
-def test_tables_meet_every_visible_pair_once(tile_rows: int, block_n: int, window: int | None) -> None:
-    for seed in range(25):
-        spans = tree(seed, spans=12)
-        truth = visible_pairs(spans, window)
-        sizes: dict[str, Any] = {"tile_rows": tile_rows, "block_n": block_n, "window": window}
-        for programs in (1, 9, 500):
-            tables = plan_queries(spans, **sizes, programs=programs, key_heads=2)
-            for items in (tables.items, tables.whole_items):
-                assert (pairs_of_items(tables, items, spans.n_rows, block_n) == truth).all(), seed
-            taken = np.sort(tables.items[tables.items[:, 5] >= 0, 5])
-            assert (taken == np.arange(tables.slots)).all()
-        assert (pairs_of_key_tiles(plan_keys(spans, **sizes), spans.n_rows) == truth).all(), seed
-
-
-def agent_rollout(trunk: int, turns: int, branch: int) -> SpanRanges:
-    """A trunk and one branch a turn, evenly spaced: the shape that scoring produces."""
-    hang = np.linspace(trunk // turns, trunk, turns).astype(np.int64)
-    starts = np.concatenate([[0], trunk + branch * np.arange(turns)])
-    ranges = np.stack([np.zeros(turns, dtype=np.int64), hang], 1)
-    ends = starts + np.concatenate([[trunk], np.full(turns, branch)])
-    cu = np.concatenate([[0], np.arange(turns + 1)])
-    return SpanRanges(int(ends[-1]), starts, ends, np.concatenate([[0], hang]), ranges, cu)
-
-
-def test_short_branches_share_tiles_and_hidden_blocks_are_not_listed() -> None:
-    spans = agent_rollout(trunk=6000, turns=60, branch=8)
-    tables = plan_queries(spans, tile_rows=32, block_n=64, window=None, programs=1, key_heads=1)
-    unshared = -(-6000 // 32) + 60
-    # four branches a tile, but for the first ones: they see so little of one another's keys that sharing costs more
-    assert len(tables.tile_rows) <= unshared - 60 + 60 // 4 + 1
-    blocks = np.diff(tables.segments, axis=1).sum() // 64 + len(tables.edges)
-    needed = (tables.tile_rows.max(1).clip(max=5999) // 64 + 1).sum()  # up to each tile's deepest key
-    assert blocks <= needed + 2 * len(tables.tile_rows)
-    assert len(tables.edges) <= 4 * len(tables.tile_rows)
-
-
-def test_splits_fill_the_device_and_heavy_items_come_first() -> None:
-    spans = SpanRanges.single(4096)
-    tables = plan_queries(spans, tile_rows=64, block_n=64, window=None, programs=132, key_heads=2)
-    full = np.diff(tables.segments, axis=1)[:, 0] // 64
-    cost = [full[a:b].sum() + d - c for _, a, b, c, d, _ in tables.items]
-    assert cost == sorted(cost, reverse=True)
-    even = sum(cost) * 2 / 132
-    assert max(cost) <= even + 1
-    assert len(plan_queries(spans, tile_rows=64, block_n=64, window=None, programs=4, key_heads=8).splits) == 0
 
 
 # --- values --------------------------------------------------------------------------------------------------------
