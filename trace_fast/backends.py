@@ -22,6 +22,7 @@ PREFERRED = {
     "policy_loss": ("triton", "native", "reference"),
 }
 SCORING = ("prefix_attention", "token_logprob")
+FORWARD_ONLY = {"prefix_attention": ("torch",)}
 WHAT = {
     "cuda": "CUDA C++ kernels",
     "triton": "fused Triton kernels",
@@ -65,10 +66,12 @@ def resolve(
     *,
     head_dtype: torch.dtype | None = None,
     head_dim: int | None = None,
+    training: bool = False,
 ) -> Backends:
     """Chooses implementations for a model's tensors.
 
     Args:
+        training: only those that have a gradient.
         head_dtype: of the language-model head, where it is another. head_dim: of its attention.
         requested: ``"auto"`` or a name of ``CHOICES``. An op that has no implementation of the name asked for
             (``token_logprob`` has no ``native`` one) takes what ``auto`` would.
@@ -81,12 +84,12 @@ def resolve(
     chosen, notes = {}, []
     for op in SCORING:
         if requested in PREFERRED[op]:
-            reason = _why_not(op, requested, device, dtype, head_dtype, head_dim)
+            reason = _why_not(op, requested, device, dtype, head_dtype, head_dim, training)
             if reason is not None:
                 raise ConfigError(f"backend: {requested!r} was asked for, but for {op} {reason}")
             chosen[op] = requested
         else:
-            chosen[op], reasons = _first(op, device, dtype, head_dtype, head_dim)
+            chosen[op], reasons = _first(op, device, dtype, head_dtype, head_dim, training)
             notes += [f"{op} not {name}: {reason}" for name, reason in reasons.items() if reason is not None]
     how = "chosen explicitly" if requested != "auto" else f"auto: the fastest that runs on {device.type}"
     return Backends(**chosen, reason="; ".join([how, *notes]))
@@ -118,9 +121,10 @@ def _first(
     dtype: torch.dtype,
     head_dtype: torch.dtype | None = None,
     head_dim: int | None = None,
+    training: bool = False,
 ) -> tuple[str, dict[str, str | None]]:
     """The most wanted implementation that runs, and of each one the reason why it does not."""
-    reasons = {name: _why_not(op, name, device, dtype, head_dtype, head_dim) for name in PREFERRED[op]}
+    reasons = {name: _why_not(op, name, device, dtype, head_dtype, head_dim, training) for name in PREFERRED[op]}
     return next(name for name, reason in reasons.items() if reason is None), reasons
 
 
@@ -131,7 +135,10 @@ def _why_not(
     dtype: torch.dtype,
     head_dtype: torch.dtype | None,
     head_dim: int | None,
+    training: bool = False,
 ) -> str | None:
+    if training and name in FORWARD_ONLY.get(op, ()):
+        return "it has no gradient"
     if op == "token_logprob":
         return token_logprob.why_not(name, device=device, dtype=dtype, weight_dtype=head_dtype)
     if op == "prefix_attention":

@@ -9,7 +9,7 @@ Shapes: N rows, P spans, R key ranges, M scored (row, target) pairs, I items (ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -186,10 +186,13 @@ class LayoutBuilder:
 
     def add(self, rollout: Rollout) -> None:
         """Adds a rollout's trunk; branches follow in ``build``, so that they can share any trunk of the pack."""
-        new: list[_Span] = []
-        pieces = self._extend((self._root, 0), rollout.input_ids, new)
         self._rollouts.append(rollout)
-        self._trunks.append(pieces)
+        self.add_sequence(rollout.input_ids)
+
+    def add_sequence(self, input_ids: np.ndarray) -> None:
+        """Adds a trunk alone."""
+        new: list[_Span] = []
+        self._trunks.append(self._extend((self._root, 0), input_ids, new))
         self._new_spans.append(new)
 
     def build(self) -> PackedLayout:
@@ -281,6 +284,18 @@ def pack_layout(rollouts: Sequence[Rollout]) -> PackedLayout:
     builder = LayoutBuilder()
     for rollout in rollouts:
         builder.add(rollout)
+    return builder.build()
+
+
+def pack_sequences(sequences: Iterable[np.ndarray]) -> PackedLayout:
+    """The layout of sequences that nothing hangs from: what they have in common from the start on is computed once.
+
+    Args:
+        sequences: ``(L,) int64`` ids each. ``trunk_rows(i)`` are the rows of sequence i.
+    """
+    builder = LayoutBuilder()
+    for input_ids in sequences:
+        builder.add_sequence(input_ids)
     return builder.build()
 
 

@@ -17,68 +17,22 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from trace_fast.backends import DTYPES, Backends, dtype_of, pick_device, resolve
 from trace_fast.errors import ModelError
-from trace_fast.kernels.prefix_attention import AttentionPlan, plan_attention, prefix_attention
+from trace_fast.kernels.prefix_attention import plan_attention
 from trace_fast.kernels.token_logprob import token_logprob
 from trace_fast.layout import PackedLayout, SpanRanges, pack_layout
+from trace_fast.model_attention import ATTENTION_NAME, AttentionPass
 from trace_fast.model_context import attached, evaluating, implementations, own_precision, quiet_transformers
 from trace_fast.model_spec import LOADER_ERRORS, ModelSpec, model_location, one_line
 from trace_fast.rollout import Rollout
 from trace_fast.row_blocks import ROW_BLOCK, FixedRowBlocks
 
-ATTENTION_NAME = "trace_fast"
-
-
-@dataclass
-class _Pass:
-    """One forward pass of one pack, handed to every attention layer as a keyword argument."""
-
-    plan: AttentionPlan
-    windows: list[int | None] = field(default_factory=list)  # of the attention layers, in the order they ran
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    trace_fast_pass: _Pass | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    position_bias: torch.Tensor | None = None,
-    **_: Any,  # what transformers passes along for other implementations (dropout is 0 in eval mode)
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention signature: (1, H, N, D) in, (1, N, H, D) out."""
-    if trace_fast_pass is None:
-        raise ModelError(f"{type(module).__name__} does not pass keyword arguments on to its attention function")
-    if position_bias is not None or attention_mask is not None:
-        raise ModelError(f"{type(module).__name__} adds a bias or mask of its own to its attention: not supported")
-    trace_fast_pass.windows.append(sliding_window)
-    out_NHD = prefix_attention(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        trace_fast_pass.plan,
-        scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
-        window=sliding_window,
-        softcap=softcap,
-        sinks_H=s_aux,
-    )
-    return out_NHD[None], None
-
-
-AttentionInterface.register(ATTENTION_NAME, _attention)
-
 
 @dataclass(frozen=True)
-class _Head:
+class LanguageHead:
     """logits = softcap(scale * (hidden weight^T + bias)); checked against the model's own logits on loading.
 
     Weight and bias are looked up at every use: a trainer may put other tensors in their place.
@@ -101,7 +55,7 @@ class _Head:
         return bias
 
     @classmethod
-    def of(cls, module: PreTrainedModel) -> _Head:
+    def of(cls, module: PreTrainedModel) -> LanguageHead:
         embeddings = module.get_output_embeddings()
         weight = getattr(embeddings, "weight", None)
         if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or not weight.is_floating_point():
@@ -135,7 +89,7 @@ class ReferenceModel:
     module: PreTrainedModel
     spec: ModelSpec
     backends: Backends
-    head: _Head = field(init=False)
+    head: LanguageHead = field(init=False)
     identity: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -145,7 +99,7 @@ class ReferenceModel:
                 f"{type(self.module).__name__} does not use transformers' attention interface; "
                 "use an architecture that does (Llama, Qwen, Mistral, Gemma, gpt-oss, ...)"
             )
-        self.head = _Head.of(self.module)
+        self.head = LanguageHead.of(self.module)
         self._verify()
         local = Path(self.spec.name)
         name = local.name if local.is_absolute() or local.exists() else self.spec.name  # where it lies is private
@@ -191,7 +145,7 @@ class ReferenceModel:
             )
         name = name or module.name_or_path or type(module).__name__
         spec = ModelSpec.from_config(module.config, name, stateful=module._is_stateful)
-        weight, head = _embedding(module), _Head.of(module).weight
+        weight, head = _embedding(module), LanguageHead.of(module).weight
         chosen = resolve(backend, weight.device, weight.dtype, head_dtype=head.dtype, head_dim=spec.head_dim)
         return cls(module, spec, chosen)
 
@@ -232,7 +186,7 @@ class ReferenceModel:
         rows = len(input_ids)
         padding = (0, -rows % ROW_BLOCK)
         device = _embedding(self.module).device
-        this_pass = _Pass(plan_attention(spans, self.backends.prefix_attention))
+        this_pass = AttentionPass(plan_attention(spans, self.backends.prefix_attention))
         with attached(self.module, ATTENTION_NAME), own_precision(device), FixedRowBlocks():
             output = self.module.get_decoder()(
                 input_ids=F.pad(input_ids, padding)[None].to(device),

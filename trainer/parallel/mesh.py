@@ -1,0 +1,133 @@
+"""The processes of a run as a mesh of three dimensions, handed to whoever communicates.
+
+    replicate   copies of the sharded model (hybrid sharding: one copy a node)
+    shard       parameters, gradients and optimiser state are cut along it (FSDP2)
+    tensor      matrices and the sequence are cut along it (tensor and sequence parallelism)
+
+A *data rank* is a place in replicate x shard; each has micro-batches of its own, which the ranks of its tensor group
+share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict, Field
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from trace_fast.errors import ConfigError
+
+DIMENSIONS = ("replicate", "shard", "tensor")
+
+
+class ParallelConfig(BaseModel):
+    """Sizes of the mesh.
+
+    ``replicate``, ``shard``, ``tensor``: see the module; ``shard`` 0 takes what the other two leave of the processes.
+    ``activation_checkpointing``: keep only the input of every layer and run it again in the backward pass.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    replicate: int = Field(1, ge=1)
+    shard: int = Field(0, ge=0)
+    tensor: int = Field(1, ge=1)
+    activation_checkpointing: bool = False
+
+    def sizes(self, n_processes: int) -> tuple[int, int, int]:
+        """(replicate, shard, tensor) for that many processes.
+
+        Raises:
+            ConfigError: their product is another number.
+        """
+        fixed = self.replicate * self.tensor
+        shard = self.shard or max(n_processes // fixed, 1)
+        sizes = (self.replicate, shard, self.tensor)
+        if math.prod(sizes) != n_processes:
+            raise ConfigError(
+                f"parallel: expected replicate x shard x tensor to be the number of processes, {n_processes}; got "
+                f"{self.replicate} x {shard} x {self.tensor} = {math.prod(sizes)}"
+            )
+        return sizes
+
+
+@dataclass(frozen=True)
+class TrainMesh:
+    """The mesh of a run, and what this process is in it.
+
+    Args:
+        mesh: with the dimensions ``DIMENSIONS``, over all processes in order.
+        device: of this process.
+    """
+
+    mesh: DeviceMesh
+    device: torch.device
+
+    @classmethod
+    def create(cls, config: ParallelConfig, device_type: str) -> TrainMesh:
+        """From the processes of the default group, which is initialised already.
+
+        Raises:
+            ConfigError: sizes that do not fit the number of processes.
+        """
+        mesh = init_device_mesh(device_type, config.sizes(dist.get_world_size()), mesh_dim_names=DIMENSIONS)
+        device = torch.device(device_type)
+        if device_type == "cuda":
+            device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        return cls(mesh, device)
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among all."""
+        return self.mesh.get_rank()
+
+    @property
+    def n_ranks(self) -> int:
+        return self.mesh.size()
+
+    @property
+    def n_data_ranks(self) -> int:
+        return self.mesh.size() // self.tensor.size()
+
+    @property
+    def data_rank(self) -> int:
+        """This process's place in replicate x shard: which micro-batches are its own."""
+        return self.rank // self.tensor.size()
+
+    @property
+    def tensor(self) -> DeviceMesh:
+        """The ranks that hold this process's model together."""
+        return self.mesh["tensor"]
+
+    @property
+    def data(self) -> DeviceMesh:
+        """The mesh that parameters are sharded over; two dimensions where the model is replicated too."""
+        return self.mesh["shard"] if self.mesh["replicate"].size() == 1 else self.mesh["replicate", "shard"]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes what is written once."""
+        return self.rank == 0
+
+    # --- communication over all processes -----------------------------------------------------------------------
+
+    def gather_objects(self, own: Any) -> list[Any]:
+        """What every process gives, in order of rank. Sizes may differ; every process must call it."""
+        found: list[Any] = [None] * self.n_ranks
+        dist.all_gather_object(found, own)
+        return found
+
+    def sum_over_data(self, values: Sequence[float]) -> list[float]:
+        """Sums over the data ranks, each counted once, in float64."""
+        parts = self.gather_objects(list(values))
+        first = parts[:: self.tensor.size()]
+        return [math.fsum(column) for column in zip(*first, strict=True)]
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether any process says so; the same answer on all."""
+        return any(self.gather_objects(flag))
