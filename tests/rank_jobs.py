@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from safetensors.torch import save_file
 from training_rollouts import build_random_rollouts, build_random_scores
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from trace_fast.errors import InputError
 from trace_fast.trainer.algorithms import TraceConfig, prepare
 from trace_fast.trainer.batch import TrainingBatch, training_batch
+from trace_fast.trainer.checkpoint import Checkpoints, Progress
 from trace_fast.trainer.microbatches import microbatches
 from trace_fast.trainer.optimizer import Adam, AdamConfig
 from trace_fast.trainer.parallel import ParallelConfig, TrainMesh
@@ -54,11 +57,16 @@ def tiny_policy(parallel: dict[str, Any], architecture: str = "qwen3", *, tied: 
     return Policy(tiny_module(architecture, tied=tied), config, mesh, settings)
 
 
-def gradients_and_weights(
-    out: str, parallel: dict[str, Any], architecture: str = "qwen3", tied: bool = True, budget: int = 80
-) -> None:
-    """Loss and gradients of one batch, then the weights after three steps over it; the first process writes them."""
-    policy = tiny_policy(parallel, architecture, tied=tied)
+def gradients_and_weights(folder: str, cases: list[tuple[str, dict[str, Any], str, bool]]) -> None:
+    """For each case (name, mesh, architecture, tied head): ``folder/name.safetensors``."""
+    for name, parallel, architecture, tied in cases:
+        found = _gradients_and_weights(tiny_policy(parallel, architecture, tied=tied))
+        if dist.get_rank() == 0:
+            save_file({k: v.contiguous() for k, v in found.items()}, Path(folder) / f"{name}.safetensors")
+
+
+def _gradients_and_weights(policy: Policy, budget: int = 80) -> dict[str, torch.Tensor]:
+    """Loss and gradients of one batch, then the weights after three optimiser steps over it."""
     batch, loss = tiny_batch(), TraceConfig().loss
     found: dict[str, torch.Tensor] = {}
     total = 0.0
@@ -78,6 +86,121 @@ def gradients_and_weights(
     for _ in range(3):
         result = update_policy(policy, optimizer, batch, loss, global_batch=7, budget=budget)
     found["metrics"] = torch.tensor([v for _, v in sorted(result.metrics.items())], dtype=torch.float64)
-    found |= {f"weight.{name}": weight.clone() for name, weight in policy.weights()}
+    return found | {f"weight.{name}": weight.clone() for name, weight in policy.weights()}
+
+
+def checkpoint_round_trip(folder: str, parallel_saved: dict[str, Any], parallel_loaded: dict[str, Any]) -> None:
+    """Saves after two steps and trains on at once; loads into a fresh policy on another mesh; both must then agree.
+
+    The first process writes ``saved``, ``loaded`` (weights as they were saved, and as they came back) and
+    ``continued``, ``resumed`` (after two more steps from each).
+    """
+    batch, loss, path = tiny_batch(), TraceConfig().loss, Path(folder)
+    progress = Progress(step=2, optimizer_steps=4, reference="r", settings={"a": {"b": 1}})
+
+    def made(parallel: dict[str, Any]) -> tuple[Policy, Adam, Checkpoints]:
+        policy = tiny_policy(parallel)
+        checkpoints = Checkpoints(path / "checkpoints", policy.mesh, keep=2)
+        return policy, Adam(policy.parameters, AdamConfig(lr=1e-2)), checkpoints
+
+    def trained(policy: Policy, optimizer: Adam) -> None:
+        for _ in range(2):
+            update_policy(policy, optimizer, batch, loss, global_batch=7, budget=80)
+
+    policy, optimizer, checkpoints = made(parallel_saved)
+    trained(policy, optimizer)
+    saved = {name: weight.clone() for name, weight in policy.weights()}
+    checkpoints.save(progress, policy, optimizer)
+    trained(policy, optimizer)  # while the save runs
+    continued = {name: weight.clone() for name, weight in policy.weights()}
+    checkpoints.wait()
+    policy, optimizer, checkpoints = made(parallel_loaded)
+    for parameter in policy.parameters.values():
+        parameter.detach().fill_(float("nan"))
+    latest = checkpoints.latest()
+    assert latest is not None
+    assert checkpoints.load(latest, policy, optimizer) == progress
+    loaded = {name: weight.clone() for name, weight in policy.weights()}
+    trained(policy, optimizer)
+    resumed = {name: weight.clone() for name, weight in policy.weights()}
     if dist.get_rank() == 0:
-        save_file({k: v.contiguous() for k, v in found.items()}, Path(out))
+        for name, weights in (("saved", saved), ("loaded", loaded), ("continued", continued), ("resumed", resumed)):
+            save_file({k: v.contiguous() for k, v in weights.items()}, path / f"{name}.safetensors")
+
+
+def gradients_of_splits(out: str, budgets: list[int]) -> None:
+    """Loss and gradients for several micro-batch budgets, and ``plain``: every rollout by itself through the model's
+    own code, the objective of Eq. 12 written out, autograd."""
+    policy = tiny_policy({})
+    batch, loss = tiny_batch(), TraceConfig().loss
+    found: dict[str, torch.Tensor] = {"counts": torch.zeros(len(budgets))}
+    for split, budget in enumerate(budgets):
+        total = 0.0
+        micros = microbatches(batch, budget)
+        for micro in micros:
+            value = micro.loss(policy.logprobs(micro), loss).loss
+            value.backward()
+            total += float(value.detach())
+        found["counts"][split] = len(micros)
+        found[f"{split}.loss"] = torch.tensor([total])
+        for name, parameter in policy.parameters.items():
+            assert parameter.grad is not None
+            found[f"{split}.{name}"] = parameter.grad.full_tensor()
+            parameter.grad = None
+    module = tiny_module()
+    trained = [r for r, count in enumerate(batch.trained_tokens_R.tolist()) if count]
+    cu = batch.cu_tokens_R1.tolist()
+    objective = torch.zeros((), dtype=torch.float64)
+    for r in trained:
+        own = slice(cu[r], cu[r + 1])
+        logits = module(input_ids=batch.input_ids_N[None, own]).logits[0, :-1].double() / batch.temperature
+        logprobs = logits.log_softmax(-1).gather(1, batch.input_ids_N[own][1:, None])[:, 0]
+        mask = batch.loss_mask_N[own][1:]
+        logprobs, advantages = logprobs[mask], batch.advantages_N[own][1:][mask].double()
+        old = batch.old_logprobs_N[own][1:][mask].double()
+        sampler = batch.sampler_logprobs_N[own][1:][mask].double()
+        ratio = (logprobs - old).exp()
+        gain = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages)
+        objective = objective - (gain * (old - sampler).exp().clamp(max=2.0)).mean() / len(trained)
+    objective.backward()
+    found["plain.loss"] = objective.detach()[None]
+    found |= {f"plain.{name}": p.grad for name, p in module.named_parameters() if p.grad is not None}
+    save_file({k: v.contiguous() for k, v in found.items()}, Path(out))
+
+
+def many_saves(folder: str) -> None:
+    """A folder with what a killed save left, then saves of steps 2, 7, 7 again and 10, of which two are kept."""
+    path = Path(folder)
+    (path / ".step-000001").mkdir()
+    policy = tiny_policy({})
+    optimizer = Adam(policy.parameters, AdamConfig())
+    checkpoints = Checkpoints(path, policy.mesh, keep=2)
+    for step in (2, 7, 7, 10):
+        checkpoints.save(Progress(step, step, "r", {}), policy, optimizer)
+    checkpoints.wait()
+
+
+def damaged_checkpoints(folder: str) -> None:
+    """Messages of loading a checkpoint without its shard, and one of a model of another size."""
+    messages = {}
+    for name in ("missing shard", "other model"):
+        policy = tiny_policy({})
+        optimizer = Adam(policy.parameters, AdamConfig())
+        checkpoints = Checkpoints(Path(folder) / name, policy.mesh, keep=2)
+        checkpoints.save(Progress(2, 2, "r", {}), policy, optimizer)
+        checkpoints.wait()
+        path = checkpoints.latest()
+        assert path is not None
+        if name == "missing shard":
+            next(path.glob("*.distcp")).unlink()
+        else:
+            settings = ParallelConfig()
+            other = AutoConfig.for_model("qwen3", **(SIZES | {"intermediate_size": 64}), tie_word_embeddings=True)
+            module = AutoModelForCausalLM.from_config(other, dtype=torch.float32)
+            policy = Policy(module, PolicyConfig(path="tiny", dtype="float32"), policy.mesh, settings)
+            optimizer = Adam(policy.parameters, AdamConfig())
+        try:
+            checkpoints.load(path, policy, optimizer)
+        except InputError as error:
+            messages[name] = str(error)
+    (Path(folder) / "messages.json").write_text(json.dumps(messages))

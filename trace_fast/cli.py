@@ -1,4 +1,4 @@
-"""The command line: ``trace-fast score | plan | report | info | demo | bench``.
+"""The command line: ``trace-fast score | plan | report | info | demo | bench | train | rollout | eval``.
 
 Options and their help stand here; what a command does stands in ``cli_<command>``, imported when it runs, so that
 ``--help`` needs neither torch nor a model. Exit codes: see ``trace_fast.cli_terminal``.
@@ -36,6 +36,10 @@ RewardKey = Annotated[str | None, typer.Option(metavar="PATH", help="Dotted path
 MessagesKey = Annotated[str | None, typer.Option(metavar="PATH", help="Dotted path of the messages or text.")]
 Secured = Annotated[float, typer.Option(max=0.0, help="Mean log-prob (nats) from which a state counts as secured.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
+TrainingConfig = Annotated[str, typer.Argument(metavar="CONFIG.toml", help="Settings of the run.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
@@ -55,6 +59,7 @@ def build_app(open_scorer: OpenScorer | None = None) -> typer.Typer:
     _add_info(app)
     _add_demo(app, open_scorer)
     _add_bench(app)
+    _add_train(app)
 
     @app.callback(invoke_without_command=True)
     def main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
@@ -243,6 +248,58 @@ def _add_demo(app: typer.Typer, open_scorer: OpenScorer | None) -> None:
             code = cli_demo.run_demo(
                 out, model, interrupts=interrupts, open_scorer=open_scorer or cli_score.open_scorer
             )
+        raise typer.Exit(code)
+
+
+def _add_train(app: typer.Typer) -> None:
+    @app.command(short_help="Train a tool-using policy.")
+    def train(
+        config: TrainingConfig,
+        set: Changes = None,
+        resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Print memory, tokens and arithmetic only.")] = False,
+    ) -> None:
+        """Train a policy with GRPO, GSPO, GiGPO or TRACE; on several devices under torchrun.
+
+        Exit codes: 0 all steps done, 2 nothing could be done or training failed, 3 stopped by a signal after saving.
+        """
+        from trace_fast.cli_terminal import command_errors
+        from trace_fast.cli_train import run_train
+
+        with command_errors():
+            code = run_train(config, set or [], resume=resume, dry_run=dry_run)
+        raise typer.Exit(code)
+
+    @app.command(short_help="Sample rollouts of questions.")
+    def rollout(
+        config: TrainingConfig,
+        questions: Annotated[str, typer.Option(metavar="FILE.jsonl", help="Questions with their answers.")],
+        out: Annotated[str, typer.Option("--out", "-o", metavar="OUT.jsonl", help="Rollouts, in tokens form.")],
+        samples: Annotated[int, typer.Option(min=1, help="Rollouts of each question.")] = 1,
+        set: Changes = None,
+        overwrite: Overwrite = False,
+    ) -> None:
+        """Sample rollouts with a config's policy, engine and search. Exit codes as for score."""
+        from trace_fast.cli_terminal import command_errors
+        from trace_fast.cli_train import run_rollout
+
+        with command_errors():
+            code = run_rollout(config, set or [], questions=questions, out=out, samples=samples, overwrite=overwrite)
+        raise typer.Exit(code)
+
+    @app.command(name="eval", short_help="Evaluate a policy on questions.")
+    def evaluate(
+        config: TrainingConfig,
+        questions: Annotated[str | None, typer.Option(metavar="FILE.jsonl", help="Default: data.validation.")] = None,
+        out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT.jsonl", help="Also write them.")] = None,
+        set: Changes = None,
+    ) -> None:
+        """Print a policy's metrics on questions as JSON. Exit codes as for score."""
+        from trace_fast.cli_terminal import command_errors
+        from trace_fast.cli_train import run_eval
+
+        with command_errors():
+            code = run_eval(config, set or [], questions=questions, out=out)
         raise typer.Exit(code)
 
 

@@ -49,7 +49,8 @@ class Generation:
 
     Args:
         ids: ``(n,) int64``.
-        logprobs: ``(n,) float32`` log-probability (nats) of each id under the distribution it was sampled from.
+        logprobs: ``(n,) float32`` log-probability (nats) of each id under the distribution it was sampled from; at
+            temperature 0, which has no such distribution, that at temperature 1.
         finish: why it ended. error: what went wrong, for ``FinishReason.ERROR``.
     """
 
@@ -63,3 +64,35 @@ class Engine(Protocol):
     """Continues sequences; ``generate`` gives one generation a request, in order, and never raises for one of them."""
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]: ...
+
+
+def failed(reason: str) -> Generation:
+    """A generation of nothing, for a reason."""
+    return Generation(np.empty(0, np.int64), np.empty(0, np.float32), FinishReason.ERROR, reason)
+
+
+def why_refused(request: Request, *, vocab_size: int | None = None, max_length: int | None = None) -> str | None:
+    """Why no engine can serve a request, in words; ``None`` where one can.
+
+    Args:
+        vocab_size, max_length: of the model, where the engine knows them.
+    """
+    prompt = request.prompt_ids
+    if prompt.ndim != 1 or prompt.dtype.kind not in "iu" or not len(prompt):
+        return f"prompt_ids: expected at least one id in one dimension, got {prompt.dtype} of shape {prompt.shape}"
+    limit = 2**31 if vocab_size is None else vocab_size
+    outside = (prompt < 0) | (prompt >= limit)
+    if outside.any():
+        at = int(outside.argmax())
+        return f"prompt_ids[{at}]: expected a token id in 0..{limit - 1}, got {prompt[at]}"
+    if max_length is not None and len(prompt) > max_length:
+        return f"prompt_ids: expected at most {max_length} tokens, got {len(prompt)}"
+    if request.max_new_tokens < 1:
+        return f"max_new_tokens: expected at least 1, got {request.max_new_tokens}"
+    if not 0 <= request.temperature < float("inf"):
+        return f"temperature: expected a finite number >= 0, got {request.temperature}"
+    if not 0 < request.top_p <= 1:
+        return f"top_p: expected a number in (0, 1], got {request.top_p}"
+    if request.seed < 0:
+        return f"seed: expected an integer >= 0, got {request.seed}"
+    return None

@@ -1,0 +1,111 @@
+"""``trace-fast train``, ``rollout`` and ``eval``: everything that starts from a training config."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from trace_fast.cli_terminal import EXIT_DONE, EXIT_SOME_FAILED, plural, say
+from trace_fast.errors import ConfigError, OutputError
+from trace_fast.formats import write_rollouts
+from trace_fast.model_context import quiet_transformers
+from trace_fast.model_spec import ModelSpec
+from trace_fast.trainer.config import TrainConfig, read_config
+from trace_fast.trainer.data import read_tasks
+from trace_fast.trainer.dry_run import plan_run
+from trace_fast.trainer.metrics import rollout_metrics
+from trace_fast.trainer.sampling import SampledGroups, sample_groups
+
+STOPPED = 3  # exit code of a run that a signal stopped: it has saved, and --resume goes on
+
+
+def run_train(path: str, changes: Sequence[str], *, resume: bool, dry_run: bool) -> int:
+    """Trains; the exit code.
+
+    Raises:
+        TraceFastError: nothing could be trained, or training had to end; what is wrong, by name.
+    """
+    config = read_config(path, changes)
+    if dry_run:
+        for line in _plan(config):
+            print(line)
+        return EXIT_DONE
+    from trace_fast.trainer.loop import train
+    from trace_fast.trainer.setup import open_run, read_inputs
+
+    with quiet_transformers():
+        inputs = read_inputs(config, resume=resume)
+        with open_run(config, inputs) as (run, begin):
+            if begin:
+                run.log.warn(f"continuing after step {begin}")
+            done = train(run, begin=begin)
+    return EXIT_DONE if done == config.training.steps else STOPPED
+
+
+def run_rollout(path: str, changes: Sequence[str], *, questions: str, out: str, samples: int, overwrite: bool) -> int:
+    """Samples rollouts of questions with the config's policy, engine and search, and writes them in tokens form.
+
+    Raises:
+        TraceFastError: nothing could be sampled, or not written.
+    """
+    config = read_config(path, changes)
+    if Path(out).exists() and not overwrite:
+        raise OutputError(f"{out} exists; replace it with --overwrite, or give another name")
+    sampled = _sampled(config, questions, samples, evaluation=False)
+    write_rollouts(out, sampled.rollouts)
+    say(f"{plural(len(sampled.rollouts), 'rollout')} written to {out}")
+    return _reported(sampled)
+
+
+def run_eval(path: str, changes: Sequence[str], *, questions: str | None, out: str | None) -> int:
+    """Prints the metrics of the config's policy on questions (the validation ones by default) as JSON.
+
+    Raises:
+        TraceFastError: nothing could be evaluated.
+    """
+    config = read_config(path, changes)
+    questions = questions or config.data.validation
+    if questions is None:
+        raise ConfigError(f"{path}: data.validation: is required, or give --questions")
+    sampled = _sampled(config, questions, config.evaluation.samples, evaluation=True)
+    if out is not None:
+        write_rollouts(out, sampled.rollouts)
+    print(json.dumps(rollout_metrics(sampled.rollouts), indent=2))
+    return _reported(sampled)
+
+
+def _plan(config: TrainConfig) -> list[str]:
+    policy = ModelSpec.from_pretrained(config.policy.path)
+    reference = ModelSpec.from_pretrained(config.reference.path or config.policy.path)
+    n_processes = int(os.environ.get("WORLD_SIZE", 0)) or _asked_for(config)
+    return plan_run(config, policy, reference, n_processes).lines()
+
+
+def _asked_for(config: TrainConfig) -> int:
+    """Processes that the mesh asks for, where no launcher says how many there are."""
+    return config.parallel.replicate * max(config.parallel.shard, 1) * config.parallel.tensor
+
+
+def _sampled(config: TrainConfig, questions: str, samples: int, *, evaluation: bool) -> SampledGroups:
+    from trace_fast.trainer.setup import open_sampler
+
+    tasks = read_tasks(questions)
+    if evaluation:
+        tasks = tasks[: config.evaluation.questions]
+    with quiet_transformers(), open_sampler(config, evaluation=evaluation) as (harness, engine):
+        return sample_groups(
+            tasks,
+            harness,
+            engine,
+            seed=config.training.seed,
+            samples=samples,
+            attempts=config.training.attempts,
+        )
+
+
+def _reported(sampled: SampledGroups) -> int:
+    if sampled.failures:
+        say(f"{plural(len(sampled.failures), 'rollout')} failed in the engine")
+    return EXIT_SOME_FAILED if sampled.failures else EXIT_DONE

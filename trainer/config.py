@@ -1,0 +1,259 @@
+"""Settings of a training run, from a TOML file: hyperparameters under their usual names, the paper's as defaults.
+
+Unknown keys are refused, with the nearest known one. ``--set a.b=c`` changes one value; ``c`` is read as TOML, or as a
+string where it is none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from trace_fast.config import Alias
+from trace_fast.errors import ConfigError
+from trace_fast.trainer.algorithms import AlgorithmConfig, TraceConfig
+from trace_fast.trainer.harness.config import HarnessConfig
+from trace_fast.trainer.optimizer import AdamConfig
+from trace_fast.trainer.parallel import ParallelConfig
+from trace_fast.trainer.policy import PolicyConfig
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ReferenceConfig(_Section):
+    """The frozen model that scores states; the policy as it was loaded, unless ``path`` names another.
+
+    ``placement``: ``device`` keeps it beside the policy, ``offload`` on the host between the scoring phases.
+    ``kl``: also score every token of the rollouts, for the metric of the policy's divergence.
+    """
+
+    path: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    backend: str = "auto"
+    placement: Literal["device", "offload"] = "device"
+    alias: Alias = "max"
+    max_tokens_per_pack: int | None = Field(None, ge=1)
+    kl: bool = True
+
+
+class DataConfig(_Section):
+    """Files of questions, JSONL: ``id`` (default: the line), ``question``, ``answers``; other keys are carried along.
+
+    ``validation``: for evaluations.
+    """
+
+    train: str
+    validation: str | None = None
+
+
+class EncoderConfig(_Section):
+    """What embeds texts for a vector index: a folder or hub id of sentence-transformers or transformers."""
+
+    path: str
+    kind: Literal["sentence_transformers", "transformers"] = "sentence_transformers"
+
+
+class SearchConfig(_Section):
+    """What the browser searches. ``index``: a folder; where it holds no index yet, one is built from ``corpus``."""
+
+    index: str
+    corpus: str | None = None
+    kind: Literal["bm25", "vectors"] = "bm25"
+    encoder: EncoderConfig | None = None
+
+    @model_validator(mode="after")
+    def _vectors_have_an_encoder(self) -> SearchConfig:
+        if (self.kind == "vectors") != (self.encoder is not None):
+            raise ValueError(f"encoder: expected one with kind 'vectors' and none otherwise, got {self.encoder}")
+        return self
+
+
+class EngineConfig(_Section):
+    """What samples. ``hf`` runs in the training processes; ``vllm`` and ``sglang`` are servers at ``url``.
+
+    ``slots``: sequences that ``hf`` decodes at once. ``concurrency``: requests that a server gets at once.
+    ``timeout_s``: of one request, retries included. ``weights``: folder that a server reads new weights from.
+    """
+
+    kind: Literal["hf", "vllm", "sglang"] = "hf"
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    slots: int = Field(64, ge=1)
+    url: str | None = None
+    model: str | None = None
+    concurrency: int = Field(64, ge=1)
+    timeout_s: float = Field(240.0, gt=0)
+    weights: str | None = None
+
+    @model_validator(mode="after")
+    def _servers_have_an_address(self) -> EngineConfig:
+        for name in ("url", "weights"):
+            if (self.kind == "hf") != (getattr(self, name) is None):
+                raise ValueError(f"{name}: expected one for a server and none with hf, got {getattr(self, name)!r}")
+        return self
+
+
+class TrainingConfig(_Section):
+    """Sizes of a step.
+
+    ``prompts``: questions of a step; ``samples``: rollouts of each. ``global_batch``: rollouts of an optimiser step.
+    ``microbatch_tokens``: tokens of a forward pass of one data rank. ``attempts``: how often a rollout that its engine
+    failed is sampled in all; ``incomplete_groups``: what becomes of a group that still lacks some.
+    """
+
+    steps: int = Field(200, ge=1)
+    prompts: int = Field(64, ge=1)
+    samples: int = Field(8, ge=1)
+    global_batch: int = Field(128, ge=1)
+    microbatch_tokens: int = Field(65_536, ge=1)
+    seed: int = Field(0, ge=0)
+    attempts: int = Field(2, ge=1)
+    incomplete_groups: Literal["keep", "drop"] = "keep"
+
+
+class CheckpointConfig(_Section):
+    """``every``: steps between checkpoints, the last step has one always. ``keep``: how many stay."""
+
+    every: int = Field(20, ge=1)
+    keep: int = Field(2, ge=1)
+
+
+class EvaluationConfig(_Section):
+    """``every``: steps between evaluations on the validation questions (0: never); before the first step and after the
+    last one too. ``harness``: the paper's evaluation limits, changed by what is given."""
+
+    every: int = Field(20, ge=0)
+    questions: int | None = Field(None, ge=1)
+    samples: int = Field(1, ge=1)
+    harness: HarnessConfig = Field(default_factory=HarnessConfig.evaluation)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _on_top_of_the_papers(cls, given: Any) -> Any:
+        if isinstance(given, dict) and isinstance(given.get("harness"), dict):
+            base = HarnessConfig.evaluation().model_dump()
+            return given | {"harness": base | given["harness"]}
+        return given
+
+
+class LoggingConfig(_Section):
+    """``tensorboard``: write its event files. ``rollouts``: dump the rollouts and scores of every n-th step (0: never).
+    ``peak_tflops``: of one device, for the share of it that is used (MFU)."""
+
+    tensorboard: bool = False
+    rollouts: int = Field(1, ge=0)
+    peak_tflops: float | None = Field(None, gt=0)
+
+
+class TrainConfig(_Section):
+    """All settings of a run. ``out`` is its folder."""
+
+    out: str
+    policy: PolicyConfig
+    data: DataConfig
+    search: SearchConfig
+    reference: ReferenceConfig = Field(default_factory=ReferenceConfig)
+    harness: HarnessConfig = Field(default_factory=HarnessConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=TraceConfig)
+    optimizer: AdamConfig = Field(default_factory=AdamConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    logging: LoggingConfig = Field(default_factory=LoggingConfig)
+
+    @model_validator(mode="after")
+    def _a_rollout_fits_a_microbatch(self) -> TrainConfig:
+        if self.harness.max_tokens > self.training.microbatch_tokens:
+            raise ValueError(
+                "training.microbatch_tokens: expected at least harness.max_tokens = "
+                f"{self.harness.max_tokens}, since a rollout is not divided; got {self.training.microbatch_tokens}"
+            )
+        return self
+
+    def deciding(self) -> dict[str, Any]:
+        """The settings that a resumed run must share to continue as it would have gone on."""
+        settings = self.model_dump(mode="json", exclude={"out", "checkpoint", "evaluation", "logging", "parallel"})
+        del settings["training"]["steps"]
+        return settings
+
+
+def read_config(path: str, changes: Sequence[str] = ()) -> TrainConfig:
+    """The settings in a TOML file, with ``key=value`` changes on top.
+
+    Raises:
+        ConfigError: the file cannot be read, or a setting is unknown, missing or wrong; it names file and key.
+    """
+    try:
+        given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: expected TOML: {error}") from error
+    for change in changes:
+        _apply(given, change)
+    try:
+        return TrainConfig.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{path}: {line}" for line in _problems(error))) from None
+
+
+def _apply(given: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    names = key.strip().split(".")
+    if not equals or not all(names):
+        raise ConfigError(f"--set: expected section.key=value, got {change!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    section = given
+    for name in names[:-1]:
+        section = section.setdefault(name, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"--set {change}: {name} is a value, not a section")
+    section[names[-1]] = value
+
+
+def _problems(error: ValidationError) -> Iterator[str]:
+    for problem in error.errors():
+        place = [str(part) for part in problem["loc"]]
+        shown = ".".join(part for i, part in enumerate(place) if not (i == 1 and place[0] == "algorithm"))
+        if problem["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(place[-1], _known_keys(place[:-1]), n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield f"{shown}: unknown key{hint}"
+        elif problem["type"] == "missing":
+            yield f"{shown}: is required"
+        else:
+            yield f"{shown + ': ' if shown else ''}{problem['msg'].removeprefix('Value error, ')}" + (
+                f", got {problem['input']!r}" if not isinstance(problem["input"], dict) else ""
+            )
+
+
+def _known_keys(place: Sequence[str]) -> list[str]:
+    """The keys of the section at ``place``; behind ``algorithm`` comes the name of the one that was chosen."""
+    models: list[type[BaseModel]] = [TrainConfig]
+    for part in place:
+        found: list[type[BaseModel]] = []
+        for model in models:
+            if part in model.model_fields:
+                found += _models(model.model_fields[part].annotation)
+            elif "name" in model.model_fields and model.model_fields["name"].default == part:
+                found.append(model)
+        models = found
+    return [key for model in models for key in model.model_fields]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in typing.get_args(annotation) for model in _models(part)]

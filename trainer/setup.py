@@ -1,0 +1,232 @@
+"""Makes a run from its settings: what can be wrong is looked at before any process waits for another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trace_fast.backends import dtype_of, pick_device
+from trace_fast.cli_terminal import say
+from trace_fast.errors import ConfigError, OutputError
+from trace_fast.model import load_tokenizer
+from trace_fast.model_spec import ModelSpec
+from trace_fast.trainer.checkpoint import Checkpoints, latest_checkpoint, read_progress
+from trace_fast.trainer.config import EngineConfig, SearchConfig, TrainConfig
+from trace_fast.trainer.data import read_tasks
+from trace_fast.trainer.engines.hf import HfEngine
+from trace_fast.trainer.engines.weights import TrainableEngine
+from trace_fast.trainer.harness import ChatFrame, Harness, Task
+from trace_fast.trainer.loop import Run
+from trace_fast.trainer.optimizer import Adam
+from trace_fast.trainer.parallel import TrainMesh
+from trace_fast.trainer.policy import Policy, load_module
+from trace_fast.trainer.reference import Reference
+from trace_fast.trainer.run_log import RunLog
+from trace_fast.trainer.search import SearchIndex, build_bm25, build_vectors, open_index, read_corpus
+from trace_fast.trainer.search.encoders import Encoder, SentenceTransformerEncoder, TransformersEncoder
+from trace_fast.trainer.stop import StopSignal
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads, checked; made before any process group starts."""
+
+    spec: ModelSpec
+    frame: ChatFrame
+    tasks: list[Task]
+    validation: list[Task]
+    checkpoint: Path | None
+
+
+def read_inputs(config: TrainConfig, *, resume: bool) -> Inputs:
+    """Reads questions, tokenizer and model settings, and looks for a checkpoint.
+
+    Raises:
+        TraceFastError: what is wrong with the settings, a file, or the folder of the run, by name.
+    """
+    checkpoint = _checkpoint(config, resume=resume)
+    spec = ModelSpec.from_pretrained(config.policy.path)
+    spec.check_supported()
+    if spec.max_positions is not None and config.harness.max_tokens > spec.max_positions:
+        raise ConfigError(
+            f"harness.max_tokens: expected at most the {spec.max_positions} positions of {config.policy.path!r}, got "
+            f"{config.harness.max_tokens}"
+        )
+    frame = ChatFrame(load_tokenizer(config.policy.path), opener=config.harness.opener)
+    tasks = read_tasks(config.data.train)
+    if config.training.prompts > len(tasks):
+        raise ConfigError(
+            f"training.prompts: expected at most the {len(tasks)} questions of {config.data.train}, got "
+            f"{config.training.prompts}"
+        )
+    if config.evaluation.every and config.data.validation is None:
+        raise ConfigError("data.validation: is required, since evaluation.every is not 0")
+    validation = read_tasks(config.data.validation) if config.data.validation is not None else []
+    return Inputs(spec, frame, tasks, validation, checkpoint)
+
+
+@contextmanager
+def open_run(config: TrainConfig, inputs: Inputs) -> Iterator[tuple[Run, int]]:
+    """The run, and the step that it begins with. Starts the process group, and ends it.
+
+    Raises:
+        TraceFastError: model, mesh, index or checkpoint do not fit; by name.
+    """
+    device = pick_device("auto").type
+    folder = Path(config.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with processes(device), StopSignal() as stop:
+        mesh = TrainMesh.create(config.parallel, device)
+        index = shared_index(config.search, mesh)
+        policy = Policy.load(config.policy, mesh, config.parallel)
+        optimizer = Adam(policy.parameters, config.optimizer)
+        reference = Reference.load(config.reference.path or config.policy.path, config.reference, mesh.device)
+        checkpoints = Checkpoints(folder / "checkpoints", mesh, keep=config.checkpoint.keep)
+        begin = 0
+        if inputs.checkpoint is not None:
+            begin = _resumed(config, inputs.checkpoint, checkpoints, policy, optimizer, reference)
+        log = RunLog(folder, config.logging, writes=mesh.is_first)
+        log.rewind(begin)
+        engine = open_engine(config.engine, config.policy.path, mesh.device, longest=_longest(config))
+        engine.update_weights(policy.weights(), begin)
+        try:
+            yield Run(
+                config=config,
+                mesh=mesh,
+                policy=policy,
+                optimizer=optimizer,
+                reference=reference,
+                engine=engine,
+                harness=Harness(inputs.frame, index, config.harness),
+                examiner=Harness(inputs.frame, index, config.evaluation.harness),
+                tasks=inputs.tasks,
+                validation=inputs.validation,
+                checkpoints=checkpoints,
+                log=log,
+                stop=stop,
+            ), begin
+        finally:
+            log.close()
+
+
+@contextmanager
+def open_sampler(config: TrainConfig, *, evaluation: bool) -> Iterator[tuple[Harness, TrainableEngine]]:
+    """Harness and engine of a config alone, in this process: to sample or evaluate without training."""
+    device = pick_device("auto")
+    settings = config.evaluation.harness if evaluation else config.harness
+    frame = ChatFrame(load_tokenizer(config.policy.path), opener=settings.opener)
+    build_index(config.search)
+    index = open_index(config.search.index, encoder=_encoder(config.search))
+    yield (
+        Harness(frame, index, settings),
+        open_engine(config.engine, config.policy.path, device, longest=settings.max_tokens),
+    )
+
+
+@contextmanager
+def processes(device: str) -> Iterator[None]:
+    """The default process group: that of the launcher (torchrun), or of this process alone."""
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    if "WORLD_SIZE" in os.environ:
+        if device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def shared_index(config: SearchConfig, mesh: TrainMesh) -> SearchIndex:
+    """The index of the run; where there is none yet, the first process builds it and the others wait."""
+    if mesh.is_first:
+        build_index(config)
+    mesh.gather_objects(None)
+    return open_index(config.index, encoder=_encoder(config))
+
+
+def build_index(config: SearchConfig) -> None:
+    """Builds the index where there is none yet.
+
+    Raises:
+        InputError, ConfigError: neither an index nor a corpus to build it from; it names the key.
+    """
+    if (Path(config.index) / "index.json").exists():
+        return
+    if config.corpus is None:
+        raise ConfigError(f"search.corpus: is required, since search.index = {config.index!r} holds no index yet")
+    documents, encoder = read_corpus(config.corpus), _encoder(config)
+    Path(config.index).mkdir(parents=True, exist_ok=True)
+    if encoder is None:
+        build_bm25(documents, config.index, report=say)
+    else:
+        build_vectors(documents, config.index, encoder, report=say)
+
+
+def open_engine(config: EngineConfig, path: str, device: torch.device, *, longest: int) -> TrainableEngine:
+    """The engine that samples; ``longest`` is the most tokens of a trajectory."""
+    if config.kind == "hf":
+        module = load_module(path).to(dtype_of(config.dtype))
+        return HfEngine(torch.nn.Module.to(module, device), n_slots=config.slots, max_length=longest)
+    raise ConfigError(f"engine.kind: {config.kind!r} is not there yet")
+
+
+def _longest(config: TrainConfig) -> int:
+    return max(config.harness.max_tokens, config.evaluation.harness.max_tokens if config.evaluation.every else 0)
+
+
+def _encoder(config: SearchConfig) -> Encoder | None:
+    if config.encoder is None:
+        return None
+    made: Any = {"sentence_transformers": SentenceTransformerEncoder, "transformers": TransformersEncoder}
+    encoder: Encoder = made[config.encoder.kind](config.encoder.path)
+    return encoder
+
+
+def _checkpoint(config: TrainConfig, *, resume: bool) -> Path | None:
+    """The checkpoint to go on from; a folder that holds a run is never written into unasked."""
+    folder = Path(config.out)
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"out: expected a folder, got a file: {folder}")
+    found = latest_checkpoint(folder / "checkpoints")
+    if resume:
+        return found
+    if found is not None or (folder / "metrics.jsonl").exists():
+        raise OutputError(f"out: {folder} holds a run; continue it with --resume, or give another folder")
+    return None
+
+
+def _resumed(
+    config: TrainConfig,
+    path: Path,
+    checkpoints: Checkpoints,
+    policy: Policy,
+    optimizer: Adam,
+    reference: Reference,
+) -> int:
+    progress = read_progress(path)
+    if progress.reference != reference.hash:
+        raise ConfigError(
+            f"{path}: expected the reference {progress.reference} that the run began with, got {reference.hash}; "
+            "credit against another reference would be another reward"
+        )
+    now = config.deciding()
+    changed = [f"{s}.{k}" for s, old in progress.settings.items() for k in _differing(old, now.get(s))]
+    if changed:
+        raise ConfigError(f"{path}: expected the settings that the run began with; these differ: {', '.join(changed)}")
+    return checkpoints.load(path, policy, optimizer).step
+
+
+def _differing(old: Any, new: Any) -> list[str]:
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return [] if old == new else [""]
+    return [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
