@@ -25,7 +25,8 @@ from trace_fast.trainer.batch import TrainingBatch, training_batch
 from trace_fast.trainer.checkpoint import Checkpoints, Progress
 from trace_fast.trainer.config import TrainConfig
 from trace_fast.trainer.data import step_tasks
-from trace_fast.trainer.engines.weights import TrainableEngine
+from trace_fast.trainer.engines.engine import Engine
+from trace_fast.trainer.engines.weights import WeightSink
 from trace_fast.trainer.harness import Harness, Task
 from trace_fast.trainer.metrics import Metrics, credit_metrics, rollout_metrics
 from trace_fast.trainer.optimizer import Adam
@@ -50,7 +51,8 @@ class Run:
     policy: Policy
     optimizer: Adam
     reference: Reference
-    engine: TrainableEngine
+    engine: Engine
+    sink: WeightSink | None  # what brings new weights to the engine; None where another process does
     harness: Harness
     examiner: Harness  # with the limits of evaluation
     tasks: Sequence[Task]
@@ -117,9 +119,19 @@ def _train_step(run: Run, step: int) -> None:
     with run.log.phase("update"):
         result = _update(run, batch, step, experience)
     with run.log.phase("sync"):
-        run.engine.update_weights(run.policy.weights(), step + 1)
+        sync_engine(run, step + 1)
     metrics = _metrics(run, experience, credits, result)
     run.log.step(step, metrics, total=run.config.training.steps)
+
+
+def sync_engine(run: Run, version: int) -> None:
+    """Gives the engine the policy's weights; every process takes part in gathering them."""
+    weights = run.policy.weights()
+    if run.sink is not None:
+        run.sink.update_weights(weights, version)
+    for _ in weights:
+        pass
+    run.mesh.gather_objects(None)  # nobody samples before the engine has them
 
 
 def evaluate(run: Run, step: int) -> Metrics:

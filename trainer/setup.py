@@ -20,10 +20,11 @@ from trace_fast.model_spec import ModelSpec
 from trace_fast.trainer.checkpoint import Checkpoints, latest_checkpoint, read_progress
 from trace_fast.trainer.config import EngineConfig, SearchConfig, TrainConfig
 from trace_fast.trainer.data import read_tasks
+from trace_fast.trainer.engines.engine import Engine
 from trace_fast.trainer.engines.hf import HfEngine
-from trace_fast.trainer.engines.weights import TrainableEngine
+from trace_fast.trainer.engines.weights import WeightSink
 from trace_fast.trainer.harness import ChatFrame, Harness, Task
-from trace_fast.trainer.loop import Run
+from trace_fast.trainer.loop import Run, sync_engine
 from trace_fast.trainer.optimizer import Adam
 from trace_fast.trainer.parallel import TrainMesh
 from trace_fast.trainer.policy import Policy, load_module
@@ -94,40 +95,40 @@ def open_run(config: TrainConfig, inputs: Inputs) -> Iterator[tuple[Run, int]]:
             begin = _resumed(config, inputs.checkpoint, checkpoints, policy, optimizer, reference)
         log = RunLog(folder, config.logging, writes=mesh.is_first)
         log.rewind(begin)
-        engine = open_engine(config.engine, config.policy.path, mesh.device, longest=_longest(config))
-        engine.update_weights(policy.weights(), begin)
+        engine, sink = open_engine(config.engine, config.policy.path, mesh.device, longest=_longest(config))
+        run = Run(
+            config=config,
+            mesh=mesh,
+            policy=policy,
+            optimizer=optimizer,
+            reference=reference,
+            engine=engine,
+            sink=sink if config.engine.kind == "hf" or mesh.is_first else None,
+            harness=Harness(inputs.frame, index, config.harness),
+            examiner=Harness(inputs.frame, index, config.evaluation.harness),
+            tasks=inputs.tasks,
+            validation=inputs.validation,
+            checkpoints=checkpoints,
+            log=log,
+            stop=stop,
+        )
         try:
-            yield Run(
-                config=config,
-                mesh=mesh,
-                policy=policy,
-                optimizer=optimizer,
-                reference=reference,
-                engine=engine,
-                harness=Harness(inputs.frame, index, config.harness),
-                examiner=Harness(inputs.frame, index, config.evaluation.harness),
-                tasks=inputs.tasks,
-                validation=inputs.validation,
-                checkpoints=checkpoints,
-                log=log,
-                stop=stop,
-            ), begin
+            sync_engine(run, begin)
+            yield run, begin
         finally:
             log.close()
 
 
 @contextmanager
-def open_sampler(config: TrainConfig, *, evaluation: bool) -> Iterator[tuple[Harness, TrainableEngine]]:
+def open_sampler(config: TrainConfig, *, evaluation: bool) -> Iterator[tuple[Harness, Engine]]:
     """Harness and engine of a config alone, in this process: to sample or evaluate without training."""
     device = pick_device("auto")
     settings = config.evaluation.harness if evaluation else config.harness
     frame = ChatFrame(load_tokenizer(config.policy.path), opener=settings.opener)
     build_index(config.search)
     index = open_index(config.search.index, encoder=_encoder(config.search))
-    yield (
-        Harness(frame, index, settings),
-        open_engine(config.engine, config.policy.path, device, longest=settings.max_tokens),
-    )
+    engine, _ = open_engine(config.engine, config.policy.path, device, longest=settings.max_tokens)
+    yield Harness(frame, index, settings), engine
 
 
 @contextmanager
@@ -172,11 +173,12 @@ def build_index(config: SearchConfig) -> None:
         build_vectors(documents, config.index, encoder, report=say)
 
 
-def open_engine(config: EngineConfig, path: str, device: torch.device, *, longest: int) -> TrainableEngine:
-    """The engine that samples; ``longest`` is the most tokens of a trajectory."""
+def open_engine(config: EngineConfig, path: str, device: torch.device, *, longest: int) -> tuple[Engine, WeightSink]:
+    """The engine that samples, and what brings new weights to it; ``longest`` is the most tokens of a trajectory."""
     if config.kind == "hf":
         module = load_module(path).to(dtype_of(config.dtype))
-        return HfEngine(torch.nn.Module.to(module, device), n_slots=config.slots, max_length=longest)
+        engine = HfEngine(torch.nn.Module.to(module, device), n_slots=config.slots, max_length=longest)
+        return engine, engine
     raise ConfigError(f"engine.kind: {config.kind!r} is not there yet")
 
 

@@ -86,7 +86,7 @@ class HfEngine:
         exact: results that depend on nothing but request and weights, bit for bit (CPU).
 
     Raises:
-        ConfigError: a size out of range, more positions than the model has, ``exact`` for a model that is not on the CPU.
+        ConfigError: a size out of range, more positions than the model has, ``exact`` where it is not on the CPU.
         ModelError: as ``SlotModel``.
     """
 
@@ -108,7 +108,8 @@ class HfEngine:
         spec = self._model.spec
         if spec.max_positions is not None and max_length > spec.max_positions:
             raise ConfigError(
-                f"max_length: expected at most {spec.max_positions} for {spec.name}, got {max_length}; {spec.length_rule}"
+                f"max_length: expected at most {spec.max_positions} for {spec.name}, got {max_length}, because "
+                f"{spec.length_rule}"
             )
         self._max_length = max_length
         self._prefill_rows = prefill_rows
@@ -123,6 +124,11 @@ class HfEngine:
     def cache_bytes(self) -> int:
         """Of the slots' keys and values; 0 before the first call."""
         return self._store.bytes
+
+    @property
+    def tokens_aside(self) -> int:
+        """Of sequences kept beside the slots."""
+        return self._book.tokens_aside
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copies weights into the model's own by name, and drops all keys and values. Weights that are the model's own

@@ -178,7 +178,8 @@ class SlotPass:
         else:
             for run, first in zip(self.runs, self._first, strict=True):
                 rows = slice(first, first + run.stop - run.start)
-                self._prefill(run, attention, query_RHD[rows], keys_SKLD[run.slot], values_SKLD[run.slot], out_RHD[rows])
+                keys_KLD, values_KLD = keys_SKLD[run.slot], values_SKLD[run.slot]
+                self._prefill(run, attention, query_RHD[rows], keys_KLD, values_KLD, out_RHD[rows])
         return out_RHD
 
     def _decode(

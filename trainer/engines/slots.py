@@ -56,15 +56,18 @@ class SlotBook:
         self._busy = np.zeros(store.n_slots, dtype=bool)
         self._used = np.zeros(store.n_slots, dtype=np.int64)
         self._aside: OrderedDict[int, _Kept] = OrderedDict()  # oldest first
-        self._aside_tokens = 0
+        self.tokens_aside = 0
         self._tick = 0
 
     def forget(self) -> None:
-        """Drops everything: what is kept belongs to other weights, or a call broke off."""
+        """Drops everything: what is kept belongs to other weights, or a call broke off. The book is then as a new one,
+        so that what comes next does not depend on what was."""
         self._lengths[:] = 0
+        self._used[:] = 0
+        self._tick = 0
         self._busy[:] = False
         self._aside.clear()
-        self._aside_tokens = 0
+        self.tokens_aside = 0
 
     def reserve(self, prompts: Sequence[np.ndarray]) -> dict[int, int]:
         """``{prompt: slot}`` for prompts that continue all of what a slot holds; each takes the fullest one left."""
@@ -171,12 +174,12 @@ class SlotBook:
             return
         self._tick += 1
         self._aside[self._tick] = _Kept(self._ids[slot, :length].copy(), self._store.take(slot, length))
-        self._aside_tokens += length
-        while self._aside_tokens > self._cache_tokens:
+        self.tokens_aside += length
+        while self.tokens_aside > self._cache_tokens:
             self._drop(next(iter(self._aside)))
 
     def _drop(self, key: int) -> None:
-        self._aside_tokens -= len(self._aside.pop(key).ids)
+        self.tokens_aside -= len(self._aside.pop(key).ids)
 
     def _common(self, prompt: np.ndarray, lengths_S: np.ndarray) -> np.ndarray:
         """``(S,)`` common prefix of a prompt with the first ``lengths`` ids of each slot."""
