@@ -88,6 +88,11 @@ class Checkpoints:
             self._publish(step)
         self._mesh.gather_objects(None)
 
+    def poll(self) -> None:
+        """Gives a save that has finished its name; does not wait for one that runs."""
+        if self._saving is not None and not self._mesh.any_rank(not self._saving[1].done()):
+            self.wait()
+
     def latest(self) -> Path | None:
         """The newest whole checkpoint."""
         return latest_checkpoint(self._folder)

@@ -108,6 +108,7 @@ def _train_step(run: Run, step: int) -> None:
     with run.log.phase("score"):
         experience = _scored(run, rollouts, lost=failures)
     _stop_if_asked(run)
+    run.checkpoints.poll()
     with run.log.phase("credit"):
         batch = _batch(run, experience)
         credits = _credits(run, experience)

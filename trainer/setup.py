@@ -24,6 +24,7 @@ from trace_fast.trainer.engines.engine import Engine
 from trace_fast.trainer.engines.hf import HfEngine
 from trace_fast.trainer.engines.weights import WeightSink
 from trace_fast.trainer.harness import ChatFrame, Harness, Task
+from trace_fast.trainer.harness.config import HarnessConfig
 from trace_fast.trainer.loop import Run, sync_engine
 from trace_fast.trainer.optimizer import Adam
 from trace_fast.trainer.parallel import TrainMesh
@@ -60,7 +61,7 @@ def read_inputs(config: TrainConfig, *, resume: bool) -> Inputs:
             f"harness.max_tokens: expected at most the {spec.max_positions} positions of {config.policy.path!r}, got "
             f"{config.harness.max_tokens}"
         )
-    frame = ChatFrame(load_tokenizer(config.policy.path), opener=config.harness.opener)
+    frame = _frame(config, config.harness)
     tasks = read_tasks(config.data.train)
     if config.training.prompts > len(tasks):
         raise ConfigError(
@@ -105,7 +106,7 @@ def open_run(config: TrainConfig, inputs: Inputs) -> Iterator[tuple[Run, int]]:
             engine=engine,
             sink=sink if config.engine.kind == "hf" or mesh.is_first else None,
             harness=Harness(inputs.frame, index, config.harness),
-            examiner=Harness(inputs.frame, index, config.evaluation.harness),
+            examiner=Harness(_frame(config, config.evaluation.harness), index, config.evaluation.harness),
             tasks=inputs.tasks,
             validation=inputs.validation,
             checkpoints=checkpoints,
@@ -124,7 +125,7 @@ def open_sampler(config: TrainConfig, *, evaluation: bool) -> Iterator[tuple[Har
     """Harness and engine of a config alone, in this process: to sample or evaluate without training."""
     device = pick_device("auto")
     settings = config.evaluation.harness if evaluation else config.harness
-    frame = ChatFrame(load_tokenizer(config.policy.path), opener=settings.opener)
+    frame = _frame(config, settings)
     build_index(config.search)
     index = open_index(config.search.index, encoder=_encoder(config.search))
     engine, _ = open_engine(config.engine, config.policy.path, device, longest=settings.max_tokens)
@@ -180,6 +181,10 @@ def open_engine(config: EngineConfig, path: str, device: torch.device, *, longes
         engine = HfEngine(torch.nn.Module.to(module, device), n_slots=config.slots, max_length=longest)
         return engine, engine
     raise ConfigError(f"engine.kind: {config.kind!r} is not there yet")
+
+
+def _frame(config: TrainConfig, harness: HarnessConfig) -> ChatFrame:
+    return ChatFrame(load_tokenizer(config.policy.path), opener=harness.opener, instructions=harness.instructions)
 
 
 def _longest(config: TrainConfig) -> int:

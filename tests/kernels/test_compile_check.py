@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,37 @@ def test_an_unknown_op_or_architecture_is_refused(capsys: pytest.CaptureFixture[
             main(arguments)
         assert stop.value.code == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def nothing_to_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder with one CUDA file; no Triton cases, no programs."""
+    (tmp_path / "one.cu").write_text("")
+    monkeypatch.setattr(compile_check, "CUDA_SOURCES", tmp_path)
+    monkeypatch.setattr(compile_check, "_cases", lambda op: [])
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    return tmp_path
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_missing_nvcc_is_said_at_the_end(
+    nothing_to_compile: Path, required: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["--op", "prefix_attention", *(["--require-nvcc"] if required else [])])
+    printed = capsys.readouterr()
+    last = printed.out.splitlines()[-1]
+    assert last.endswith("NOT CHECKED: nvcc not found, so one.cu was not compiled")
+    assert ("CUDA: nvcc not found, so one.cu was not compiled" in printed.err) == required
+    assert ("1 failures" in last) == required
+
+
+def test_missing_cuda_files_are_said_and_can_be_left_out(
+    nothing_to_compile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nothing_to_compile / "one.cu").unlink()
+    assert main(["--op", "prefix_attention", "--require-nvcc"]) == 1
+    assert "NOT CHECKED: no CUDA files at" in capsys.readouterr().out
+    main(["--op", "prefix_attention", "--no-cuda"])
+    assert "NOT CHECKED" not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--no-cuda", "--require-nvcc"])

@@ -377,8 +377,9 @@ def test_wrong_numbers_are_named(backend: str) -> None:
             prefix_attention(*tensors, plan, scale=scale)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"window: expected None or at least 1, got 1\.5"):
         prefix_attention(*tensors, plan, scale=1.0, window=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="softcap: expected None or a positive number, got inf"):
-        prefix_attention(*tensors, plan, scale=1.0, softcap=float("inf"))
+    for softcap in (float("inf"), float("nan"), 1e-40):  # the last is 0 in float32
+        with pytest.raises(ConfigError, match=r"softcap: expected None or a number from 1e-12 to 1e\+12, got"):
+            prefix_attention(*tensors, plan, scale=1.0, softcap=softcap)
     with pytest.raises(ConfigError, match="sinks: expected the query's device cpu, got meta"):
         prefix_attention(*tensors, plan, scale=1.0, sinks_H=torch.zeros(4, device="meta"))
     with pytest.raises(ConfigError, match=r"sinks: expected a torch\.Tensor, got list"):
@@ -397,7 +398,7 @@ def test_wrong_settings_are_named() -> None:
     spans, tensors = SpanRanges.single(4), inputs(4)
     with pytest.raises(ConfigError, match="window: expected None or at least 1, got 0"):
         run("torch", tensors, spans, window=0)
-    with pytest.raises(ConfigError, match="softcap: expected None or a positive number, got -1"):
+    with pytest.raises(ConfigError, match=r"softcap: expected None or a number from 1e-12 to 1e\+12, got -1"):
         run("torch", tensors, spans, softcap=-1.0)
     with pytest.raises(ConfigError, match=r"expected backend in .*'reference', 'torch'.*, got 'cuda'"):
         plan_attention(spans, "cuda")

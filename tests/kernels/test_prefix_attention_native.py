@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from span_trees import visible_pairs
 from tiny_models import random_rollout
 
 from trace_fast import native
@@ -112,6 +113,43 @@ def test_gradients(features: dict[str, Any], dtype: torch.dtype, monkeypatch: py
             error = (found.double() - t).abs()
             assert error.mean() <= 1.5 * allowed.mean() + unit / 16, name
             assert error.max() <= 2 * allowed.max() + unit, name
+
+
+@pytest.mark.parametrize("window", [None, 9], ids=str)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")], ids=str)
+@pytest.mark.parametrize("place", ["upstream", "query", "key", "value"])
+def test_what_is_not_finite_stays_on_its_path(
+    place: str, poison: float, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients that no path leads to keep their bits; NaN shows in the others."""
+    rollouts = [random_rollout(np.random.default_rng(s), turns=2, tokens=90, answers=(3,), opener=2) for s in (0, 1)]
+    rollouts[1].input_ids[:40] = rollouts[0].input_ids[:40]
+    pack = pack_layout(rollouts).spans
+    visible = torch.as_tensor(visible_pairs(pack, window)).bool()
+    tensors_, upstream = tensors(pack.n_rows), torch.randn(pack.n_rows, 4, 32)
+    monkeypatch.setattr(native_backward, "SCORES", 4000)  # several steps a span
+
+    def gradients(row: int | None) -> tuple[torch.Tensor, ...]:
+        parts = {name: t.clone() for name, t in zip(("query", "key", "value"), tensors_, strict=True)}
+        parts["upstream"] = upstream.clone()
+        if row is not None:
+            parts[place][row, 0, 5] = poison
+        above = parts.pop("upstream")
+        leaves = [t.requires_grad_() for t in parts.values()]
+        return torch.autograd.grad(NativePlan(pack).run(*leaves, **SETTINGS | {"window": window}), leaves, above)
+
+    clean = gradients(None)
+    assert all(g.isfinite().all() for g in clean)
+    for row in (0, 20, int(pack.starts[3]), pack.n_rows - 1):
+        rows = torch.arange(pack.n_rows) == row if place in ("upstream", "query") else visible[:, row]
+        keys = visible[rows].any(0)
+        query, key, value = gradients(row)
+        for found, wanted, reached in zip((query, key, value), clean, (rows, keys, keys), strict=True):
+            assert torch.equal(found[~reached], wanted[~reached])
+        if math.isnan(poison):
+            shown = [query[rows], key[keys], *([] if place == "value" else [value[keys]])]
+            assert all(g[:, 0].isnan().any(-1).all() for g in shown), "of the poisoned head"
+        assert all(g[:, -1].isfinite().all() for g in (query, key, value)), "another head"
 
 
 def test_gradient_of_the_log_sum_exp() -> None:

@@ -120,6 +120,30 @@ def test_a_broken_row_is_nan_and_leaves_the_others() -> None:
     assert torch.equal(got[others], clean[others])
 
 
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1e-12},
+        {"temperature": 1e12},
+        {"softcap": 1e-12},
+        {"softcap": 1e12},
+        {"logit_scale": 1e12, "temperature": 1e-12},
+        {"logit_scale": -1e12, "softcap": 1e12, "temperature": 1e-12},
+    ],
+    ids=str,
+)
+def test_the_ends_of_the_ranges_give_numbers(backend: str, settings: dict[str, float]) -> None:
+    hidden, weight, targets = problem(4, 9)
+    found = token_logprob(hidden, weight, targets, backend=backend, **settings)
+    wanted = token_logprob(hidden.double(), weight.double(), targets, backend="reference", **settings)
+    assert found.isfinite().all()
+    # logits are sums of 24 products up to 40, and what is done to them is relative to the size that they get
+    size = 40 * abs(settings.get("logit_scale", 1.0)) / settings.get("temperature", 1.0)
+    atol = 24 * max(size, 1.0) * torch.finfo(torch.float32).eps
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=atol)
+
+
 def test_no_rows() -> None:
     hidden, weight, targets = problem(1, 5)
     assert token_logprob(hidden[:0], weight, targets[:0]).shape == (0,)
@@ -135,9 +159,16 @@ def test_no_rows() -> None:
         ({"weight_VH": torch.zeros(5, 3)}, "weight: expected hidden size 24, got 3"),
         ({"hidden_MH": torch.zeros(24)}, r"hidden: expected a \(rows, hidden\) tensor, got shape \(24,\)"),
         ({"bias_V": torch.zeros(4)}, r"bias: expected shape \(5,\), got \(4,\)"),
-        ({"temperature": 0.0}, "temperature: expected a positive number, got 0.0"),
-        ({"softcap": 0.0}, "softcap: expected None or a positive number, got 0.0"),
-        ({"logit_scale": float("inf")}, "logit_scale: expected a finite number, got inf"),
+        ({"temperature": 0.0}, r"temperature: expected a number from 1e-12 to 1e\+12, got 0.0"),
+        ({"temperature": 1e-40}, "temperature: expected a number from .* got 1e-40"),  # infinite logits in float32
+        ({"temperature": 1e300}, r"temperature: expected a number from .* got 1e\+300"),
+        ({"temperature": float("nan")}, "temperature: expected a number from .* got nan"),
+        ({"softcap": 0.0}, r"softcap: expected None or a number from 1e-12 to 1e\+12, got 0.0"),
+        ({"softcap": float("inf")}, "softcap: expected None or a number from .* got inf"),
+        ({"softcap": 1e-320}, "softcap: expected None or a number from .* got 1e-320"),
+        ({"logit_scale": float("inf")}, r"logit_scale: expected a number of size up to 1e\+12, got inf"),
+        ({"logit_scale": float("nan")}, "logit_scale: expected a number of size up to .* got nan"),
+        ({"logit_scale": -1e39}, r"logit_scale: expected a number of size up to .* got -1e\+39"),
         ({"hidden_MH": torch.zeros(1, 24, dtype=torch.int64)}, "hidden: expected a floating dtype, got torch.int64"),
         ({"weight_VH": torch.zeros(5, 24, device="meta")}, "weight: expected device cpu, got meta"),
         ({"weight_VH": torch.zeros(0, 24)}, r"weight: expected at least one entry and one column, got shape \(0, 24\)"),

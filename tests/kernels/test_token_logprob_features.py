@@ -122,8 +122,10 @@ def test_means_of_answers(backend: str, offsets_dtype: torch.dtype) -> None:
     wanted = token_logprob(*doubled(tensors), **doubled(settings), backend="reference")
     torch.testing.assert_close(logprobs.double(), wanted, rtol=0, atol=SLACK)
     expected = torch.stack([part.mean() for part in wanted.split(lengths)])
-    torch.testing.assert_close(means.double(), expected, rtol=0, atol=SLACK)
+    torch.testing.assert_close(means, expected, rtol=0, atol=SLACK)
     assert torch.equal(logprobs, token_logprob(*tensors, **settings, backend=backend))
+    own = torch.stack([part.double().mean() for part in logprobs.split(lengths)])
+    torch.testing.assert_close(means, own, rtol=63 * torch.finfo(torch.float64).eps, atol=0)  # summed in float64
 
 
 def test_a_mean_does_not_depend_on_other_answers() -> None:
@@ -144,8 +146,8 @@ def test_ignored_rows_do_not_count_in_a_mean(backend: str) -> None:
     targets[[1, 5, 6]] = -100
     cu = torch.tensor([0, 3, 5, 7])
     means, _ = segment_mean_logprob(hidden, weight, targets, cu, ignore_index=-100, backend=backend)
-    torch.testing.assert_close(means[0], every[[0, 2]].mean())
-    torch.testing.assert_close(means[1], every[[3, 4]].mean())
+    torch.testing.assert_close(means[0], every[[0, 2]].double().mean())
+    torch.testing.assert_close(means[1], every[[3, 4]].double().mean())
     assert means[2].isnan()
 
 
@@ -196,6 +198,24 @@ def test_a_shard_of_impossible_tokens_adds_nothing() -> None:
     torch.testing.assert_close(merged, token_logprob(hidden, weight[:10], targets % 10))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("target", [-1, -100, 20, 2**40])
+def test_a_target_in_no_shard_or_in_two_is_never_a_number(backend: str, target: int) -> None:
+    (hidden, weight, targets), _ = problem(3, 20, {})
+    targets[:] = torch.tensor([3, target, 10])
+    hidden.requires_grad_()
+    shards = [token_logprob_parts(hidden, weight[:8], targets, 0, backend=backend)]
+    shards.append(token_logprob_parts(hidden, weight[8:], targets, 8, backend=backend))
+    assert [part.held_M.tolist() for part in shards] == [[1, 0, 0], [0, 0, 1]]
+    merged = merge_parts(*(torch.stack(part) for part in zip(*shards, strict=True)))
+    assert merged.isnan().tolist() == [False, True, False]
+    (gradient,) = torch.autograd.grad(merged.nan_to_num().sum() + merged[1], hidden)
+    assert gradient.isnan().any(1).tolist() == [False, True, False]
+    shards.append(shards[0])  # a shard that came twice
+    merged = merge_parts(*(torch.stack(part) for part in zip(*shards, strict=True)))
+    assert merged.isnan().tolist() == [True, True, False]
+
+
 def test_matrices_may_have_any_strides() -> None:
     (hidden, weight, targets), _ = problem(9, 31, {})
     wide = torch.randn(9, 2 * HIDDEN)
@@ -240,9 +260,11 @@ def test_bad_offsets_are_named(offsets: torch.Tensor, message: str) -> None:
 def test_bad_shards_are_named() -> None:
     part = torch.zeros(2, 3)
     with pytest.raises(ConfigError, match=r"merge_parts: sum: expected shape \(2, 3\), got \(2, 4\)"):
-        merge_parts(part, torch.zeros(2, 4), part)
+        merge_parts(part, torch.zeros(2, 4), part, part)
+    with pytest.raises(ConfigError, match=r"merge_parts: held: expected a floating dtype, got torch.bool"):
+        merge_parts(part, part, part, part.bool())
     with pytest.raises(ConfigError, match=r"merge_parts: max: expected a \(shards, rows\) tensor, got shape \(3,\)"):
-        merge_parts(part[0], part[0], part[0])
+        merge_parts(part[0], part[0], part[0], part[0])
     (hidden, weight, targets), _ = problem(3, 5, {})
     with pytest.raises(ConfigError, match="vocabulary_start: expected 0 or more, got -1"):
         token_logprob_parts(hidden, weight, targets, -1)

@@ -236,9 +236,9 @@ def test_offsets_that_nobody_could_check_stay_inside_the_rows() -> None:
     starts = torch.tensor([-5, 2, 1, 99])
     _, _, means, _, _ = OPS.score(hidden, weight, targets, bias, *settings, starts, -100, False)
     logprob = OPS.score(hidden, weight, targets, bias, *settings, None, -100, False)[0]
-    torch.testing.assert_close(means[0], logprob[:2].mean())
+    torch.testing.assert_close(means[0], logprob[:2].double().mean())
     assert means[1].isnan()
-    torch.testing.assert_close(means[2], logprob[2:].sum() / 3)  # four rows, one of them ignored
+    torch.testing.assert_close(means[2], logprob[2:].double().sum() / 3)  # four rows, one of them ignored
     (grad,) = torch.autograd.grad(means[0] + means[2], hidden)
     (wanted,) = torch.autograd.grad(logprob[:2].mean() + logprob[2:].sum() / 3, hidden)
     torch.testing.assert_close(grad, wanted)

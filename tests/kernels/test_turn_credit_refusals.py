@@ -21,6 +21,10 @@ def good() -> dict[str, Any]:
     return batch(torch.float32, (1, 1), (4, 2), seed=1)
 
 
+def in_dtype(tensors: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    return {k: v.to(dtype) if v.is_floating_point() else v for k, v in tensors.items()}
+
+
 def changed(name: str, index: int, value: float) -> dict[str, Any]:
     tensor = good()[name].clone()
     tensor[index] = value
@@ -104,6 +108,12 @@ def test_wrong_forms_are_named_by_the_op_and_by_the_native_module(change: dict[s
         ({}, {"discount": 0.0}, 1, "baseline", "discount: expected a number above 0 and up to 1, got 0"),
         ({}, {"discount": "high"}, 1, "baseline", "discount: expected a number, got high"),
         ({}, {"gap_offset": 0.0}, 1, "baseline", "gap_offset: expected at least 1.17549435e-38, got 0"),
+        ({}, {"gap_offset": 1e10}, 1, "baseline", r"gap_offset: expected a number from 0 to 1e\+09, got 1e\+10"),
+        ({}, {"terminal_scale": 1e39}, 1, "baseline", r"terminal_scale: expected a number from 0 to .*, got 1e\+39"),
+        ({}, {"terminal_scale": float("nan")}, 1, "baseline", "terminal_scale: expected a number from .*, got nan"),
+        ({}, {"alpha_out": -1.0}, 1, "baseline", "alpha_out: expected a number from 0 to .*, got -1"),
+        ({}, {"alpha_turn": 1e39}, 1, "baseline", r"alpha_turn: expected a number from 0 to .*, got 1e\+39"),
+        ({}, {"answer_tail_scale": float("inf")}, 1, "baseline", "answer_tail_scale: expected a number from .* inf"),
         ({}, {}, 0, "baseline", "n_threads: expected at least 1, got 0"),
         ({}, {}, 1, "avx1024", r"kernel: expected one that this processor runs \(.*baseline\), got avx1024"),
     ],
@@ -113,6 +123,58 @@ def test_the_native_module_names_what_only_it_sees(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         native.module().turn_credit(raw_tensors(good()) | change, SETTINGS | settings, threads, kernel)
+
+
+BACKENDS = ["reference", pytest.param("native", marks=needs_native)]
+LARGEST = 1e9
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("credit", "advantage", "outcome", "message"),
+    [
+        ({"terminal_scale": 1e39}, {}, 1.0, r"terminal_scale: expected a number from 0 to 1e\+09, got 1e\+39"),
+        ({"terminal_scale": 2e9}, {}, 1.0, r"terminal_scale: expected a number from 0 to 1e\+09, got 2000000000"),
+        ({"gap_offset": 1e39}, {}, 1.0, r"gap_offset: expected a number from 0 to 1e\+09, got 1e\+39"),
+        ({"gap_offset": 1e-320}, {}, 1.0, "gap_offset: expected at least .* for torch.float.*, got 1e-320"),
+        ({}, {"alpha_out": 1e39}, 1.0, r"alpha_out: expected a number from 0 to 1e\+09, got 1e\+39"),
+        ({}, {"alpha_turn": 1e300}, 1.0, r"alpha_turn: expected a number from 0 to 1e\+09, got 1e\+300"),
+        ({}, {"answer_tail_scale": 1e10}, 1.0, r"answer_tail_scale: expected a number from 0 to 1e\+09, got 1000"),
+        ({}, {}, 2e9, r"outcome_advantages_R: expected numbers of magnitude up to 1e\+09, got -?2(e\+09|000000000)"),
+    ],
+)
+def test_what_could_overflow_is_refused(
+    backend: str, dtype: torch.dtype, credit: dict, advantage: dict, outcome: float, message: str
+) -> None:
+    tensors = in_dtype(good(), dtype)
+    tensors["outcome_advantages_R"].fill_(outcome)
+    # without the validation of the settings' own classes, which may be narrower
+    settings = CreditConfig.model_construct(**dict(CreditConfig()) | credit)
+    others = AdvantageConfig.model_construct(**dict(AdvantageConfig()) | advantage)
+    with pytest.raises(TraceFastError, match=message):
+        run(tensors, settings, others, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", ["log_ratio", "raw", "linear"])
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_largest_settings_give_finite_results(
+    backend: str, form: Any, normalize: bool, dtype: torch.dtype
+) -> None:
+    tensors = in_dtype(good(), dtype)
+    tensors["outcome_advantages_R"] = torch.tensor([LARGEST, -LARGEST], dtype=dtype)
+    credit = CreditConfig(
+        terminal_scale=LARGEST, gap_offset=0.5, form=form, discount=1.0, horizon=9, normalize_window=normalize
+    )
+    advantage = AdvantageConfig(alpha_out=LARGEST, alpha_turn=LARGEST, answer_tail_scale=LARGEST)
+    worst = -0.49 * torch.finfo(dtype).max / LARGEST / (2 * 5)  # just inside what the scores may be
+    tensors["mean_logprobs_S"] = torch.tensor([0.0, worst, 0.0, worst, 0.0], dtype=dtype)
+    result = run(tensors, credit, advantage, backend)
+    for found in (result.credit.values_S, result.credit.deltas_D, result.credit.rewards_T, result.advantages_N):
+        assert found.isfinite().all()
+    assert result.advantages_N.abs().max() >= LARGEST**3 / 2, "large enough to show an overflow"
 
 
 @needs_native

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trace_fast.trainer.harness.frame import INSTRUCTIONS
 from trace_fast.trainer.search.browser import LEAST_TOKENS
 
 
@@ -18,7 +19,7 @@ class HarnessConfig(BaseModel):
     ``parser``: ``strict`` accepts what the format allows and nothing else, ``repair`` mends what can be understood
     and counts it. ``normaliser``: how an answer is compared with the gold ones. ``opener``: what follows the
     generation prompt in the states that are scored; ``auto`` is ``<answer>``, with a line break where the vocabulary
-    needs one. ``tool_threads``: calls that run at the same time.
+    needs one. ``instructions``: the system message. ``tool_threads``: calls that run at the same time.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -35,6 +36,7 @@ class HarnessConfig(BaseModel):
     outcome_coefficient: float = Field(1.0, ge=0)
     format_score: float = Field(0.1, ge=0)
     opener: str = "auto"
+    instructions: str = Field(INSTRUCTIONS, min_length=1)
     tool_threads: int = Field(16, ge=1)
 
     @classmethod
