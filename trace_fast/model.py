@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from trace_fast.backends import DTYPES, Backends, dtype_of, pick_device, resolve
 from trace_fast.errors import ModelError
 from trace_fast.kernels.prefix_attention import plan_attention
-from trace_fast.kernels.token_logprob import token_logprob
+from trace_fast.kernels.token_logprob import segment_mean_logprob
 from trace_fast.layout import PackedLayout, SpanRanges, pack_layout
 from trace_fast.model_attention import ATTENTION_NAME, AttentionPass
 from trace_fast.model_context import attached, evaluating, implementations, own_precision, quiet_transformers
@@ -168,19 +168,26 @@ class ReferenceModel:
         return self._forward(torch.as_tensor(layout.input_ids), torch.as_tensor(layout.positions), layout.spans)
 
     @torch.no_grad()
-    def token_logprobs(self, hidden_NH: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """``(M,) float32`` log p(targets[m] | row rows[m]) on the CPU; the head sees only these rows."""
-        hidden_MH = hidden_NH[rows.to(hidden_NH.device)].to(self.head.weight.device)
+    def mean_logprobs(
+        self, hidden_NH: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor, cu_targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(S,) float64`` means and ``(M,) float32`` log p(targets[m] | row rows[m]), in nats, on the CPU.
+
+        Segment s is targets ``cu_targets[s]:cu_targets[s+1]``; the head sees only these rows.
+        """
+        device = self.head.weight.device
         with own_precision(self.device), FixedRowBlocks():
-            return token_logprob(
-                hidden_MH,
+            means, logprobs = segment_mean_logprob(
+                hidden_NH[rows.to(hidden_NH.device)].to(device),
                 self.head.weight,
-                targets.to(self.head.weight.device),
+                targets.to(device),
+                cu_targets.to(device),
                 bias_V=self.head.bias,
                 softcap=self.head.softcap,
                 logit_scale=self.head.scale,
                 backend=self.backends.token_logprob,
-            ).cpu()
+            )
+        return means.cpu(), logprobs.cpu()
 
     def _forward(self, input_ids: torch.Tensor, positions: torch.Tensor, spans: SpanRanges) -> torch.Tensor:
         rows = len(input_ids)

@@ -14,7 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from trace_fast.checks import check_rollout
 from trace_fast.config import Alias
 from trace_fast.errors import ConfigError, RolloutError
-from trace_fast.layout import PackedLayout, pack_layout
+from trace_fast.layout import PackedLayout, pack_layout, rows_of
 from trace_fast.model import ReferenceModel, load_tokenizer, tokenizer_hash
 from trace_fast.model_spec import one_line
 from trace_fast.plan import cut_packs, pack_budget
@@ -22,6 +22,7 @@ from trace_fast.rollout import Rollout
 from trace_fast.rollout_score import RolloutScore
 
 Errors = Callable[[RolloutError], None]
+TRUNK_SEGMENT = 32  # trunk tokens in a segment of the head's call, which means nothing to them: a small program's work
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,17 @@ class PackResult:
     tokens_unique: int
     tokens_naive: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class _PackLogprobs:
+    """What one pass gives: of every item of the layout the mean and the log-probability of each of its tokens, of every
+    rollout its own tokens' when asked for, and which rows' hidden states are finite."""
+
+    means_I: np.ndarray
+    tokens_I: list[np.ndarray]
+    trunks: list[np.ndarray | None]
+    finite_N: np.ndarray
 
 
 class Scorer:
@@ -160,7 +172,7 @@ class Scorer:
         started = time.perf_counter()
         layout = pack_layout(pack)
         try:
-            token_logprobs, trunks, finite_N = self._run(layout, pack, trunk_logprobs)
+            found = self._run(layout, pack, trunk_logprobs)
         except RuntimeError as error:
             if not _out_of_memory(error):
                 raise
@@ -174,8 +186,8 @@ class Scorer:
         scores, scored = [], []
         for r, rollout in enumerate(pack):
             try:
-                score = self._combine(rollout, layout, r, token_logprobs, trunks[r])
-                _check_trunk(rollout, finite_N[layout.trunk_rows(r)])
+                score = self._combine(rollout, layout, r, found)
+                _check_trunk(rollout, found.finite_N[layout.trunk_rows(r)])
                 scores.append(score)
             except RolloutError as error:
                 report(error)
@@ -183,36 +195,43 @@ class Scorer:
                 scored.append(rollout)
         yield PackResult(scores, scored, len(layout), layout.tokens_naive, time.perf_counter() - started)
 
-    def _run(
-        self, layout: PackedLayout, pack: list[Rollout], trunk_logprobs: bool
-    ) -> tuple[np.ndarray, list[np.ndarray | None], np.ndarray]:
-        """Log-probabilities of all answer tokens of the pack, of each rollout's own tokens when asked for, and which
-        rows' hidden states are finite."""
+    def _run(self, layout: PackedLayout, pack: list[Rollout], trunk_logprobs: bool) -> _PackLogprobs:
+        """The forward pass, and one call of the head for all answers (and all trunk tokens when asked for)."""
         hidden = self.model.hidden_states(layout)
-        rows, targets = [layout.target_rows], [layout.target_ids]
+        # Rollouts of a group share states, whose answers are scored once. An answer is known by its end: the place in
+        # the trie, the token that it predicts, and how many there are.
+        last_I, count_I = layout.cu_targets[1:] - 1, np.diff(layout.cu_targets)
+        ends = np.stack([layout.target_rows[last_I], layout.target_ids[last_I], count_I], axis=1)
+        _, first_S, segment_I = np.unique(ends, axis=0, return_index=True, return_inverse=True)
+        places = rows_of(np.stack([layout.cu_targets[first_S], layout.cu_targets[first_S + 1]], axis=1))
+        pairs = np.stack([layout.target_rows, layout.target_ids], axis=1)[places]
+        lengths_S = count_I[first_S]
+        trunk_pairs: list[np.ndarray] = []
         if trunk_logprobs:
-            rows += [layout.trunk_rows(r)[:-1] for r in range(len(pack))]
-            targets += [rollout.input_ids[1:] for rollout in pack]
-        pairs = np.stack([np.concatenate(rows), np.concatenate(targets)], axis=1)
-        distinct, place = np.unique(pairs, axis=0, return_inverse=True)  # states and rollouts repeat each other
-        logprobs = self.model.token_logprobs(
-            hidden, torch.as_tensor(distinct[:, 0]), torch.as_tensor(distinct[:, 1])
-        ).numpy()[place.reshape(-1)]
-        parts = np.split(logprobs, np.cumsum([len(r) for r in rows])[:-1])
+            trunk_pairs = [np.stack([layout.trunk_rows(r)[:-1], p.input_ids[1:]], axis=1) for r, p in enumerate(pack)]
+            distinct, place = np.unique(np.concatenate(trunk_pairs), axis=0, return_inverse=True)  # they share prompts
+            pairs = np.concatenate([pairs, distinct])
+            cuts = np.append(np.arange(0, len(distinct), TRUNK_SEGMENT), len(distinct))
+            lengths_S = np.concatenate([lengths_S, np.diff(cuts)])
+        cu = np.concatenate([[0], np.cumsum(lengths_S)])
+        head = (torch.as_tensor(x) for x in (pairs[:, 0], pairs[:, 1], cu))
+        means, logprobs = (x.numpy() for x in self.model.mean_logprobs(hidden, *head))
+        tokens_I = [logprobs[cu[s] : cu[s + 1]].copy() for s in segment_I.reshape(-1)]
+        trunks: list[np.ndarray | None] = [None] * len(pack)
+        if trunk_logprobs:
+            trunk = logprobs[len(places) :][place.reshape(-1)]
+            trunks = [*np.split(trunk, np.cumsum([len(t) for t in trunk_pairs])[:-1])]
         finite_N = torch.isfinite(hidden).all(-1).cpu().numpy()
-        return parts[0], list(parts[1:]) if trunk_logprobs else [None] * len(pack), finite_N
+        return _PackLogprobs(means[segment_I.reshape(-1)], tokens_I, trunks, finite_N)
 
-    def _combine(
-        self, rollout: Rollout, layout: PackedLayout, index: int, logprobs: np.ndarray, trunk: np.ndarray | None
-    ) -> RolloutScore:
+    def _combine(self, rollout: Rollout, layout: PackedLayout, index: int, found: _PackLogprobs) -> RolloutScore:
         """Items of one rollout → its score; aliases are combined a state at a time."""
         states, aliases = rollout.n_states, len(rollout.answers)
         means = np.empty((states, aliases))
         tokens: dict[tuple[int, int], np.ndarray] = {}
         for item in np.flatnonzero(layout.item_rollout == index):
             k, a = int(layout.item_state[item]), int(layout.item_alias[item])
-            tokens[k, a] = logprobs[layout.cu_targets[item] : layout.cu_targets[item + 1]]
-            means[k, a] = tokens[k, a].mean(dtype=np.float64)
+            tokens[k, a], means[k, a] = found.tokens_I[item], found.means_I[item]
         best = np.argmax(means, axis=1)
         if self.alias == "max":
             combined = means.max(axis=1)
@@ -233,7 +252,7 @@ class Scorer:
             answer=rollout.answer_texts[best[-1]] if rollout.answer_texts else None,
             answer_ids=rollout.answers[best[-1]],
             reward=rollout.reward,
-            trunk_logprobs=trunk,
+            trunk_logprobs=found.trunks[index],
             model=self.reference,
             source=rollout.source,
             extra=rollout.extra,

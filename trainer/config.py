@@ -231,6 +231,11 @@ def _problems(error: ValidationError) -> Iterator[str]:
             near = difflib.get_close_matches(place[-1], _known_keys(place[:-1]), n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             yield f"{shown}: unknown key{hint}"
+        elif problem["type"] == "union_tag_invalid":
+            names = problem["ctx"]["expected_tags"]
+            yield f"{shown}.name: expected one of {names}, got {problem['input'].get('name')!r}"
+        elif problem["type"] == "union_tag_not_found":
+            yield f"{shown}.name: is required"
         elif problem["type"] == "missing":
             yield f"{shown}: is required"
         else:

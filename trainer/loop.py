@@ -31,13 +31,13 @@ from trace_fast.trainer.harness import Harness, Task
 from trace_fast.trainer.metrics import Metrics, credit_metrics, rollout_metrics
 from trace_fast.trainer.optimizer import Adam
 from trace_fast.trainer.parallel import TrainMesh
-from trace_fast.trainer.policy import Policy
+from trace_fast.trainer.policy import NonFiniteError, Policy
 from trace_fast.trainer.reference import Reference, reference_kl
 from trace_fast.trainer.run_log import RunLog
-from trace_fast.trainer.sampling import sample_groups
+from trace_fast.trainer.sampling import SampledGroups, sample_groups
 from trace_fast.trainer.stop import StopSignal
 from trace_fast.trainer.throughput import step_flops
-from trace_fast.trainer.update import NonFiniteError, UpdateResult, optimizer_batches, update_policy
+from trace_fast.trainer.update import UpdateResult, optimizer_batches, update_policy
 
 EVALUATION = 1  # added to the seeds of a run's evaluations, so that they are not those of its steps
 
@@ -103,22 +103,21 @@ def train(run: Run, *, begin: int = 0) -> int:
 
 def _train_step(run: Run, step: int) -> None:
     with run.log.phase("rollout"):
-        rollouts, failures = _sample(run, step)
+        sampled = _sample(run, step)
     _stop_if_asked(run)
     with run.log.phase("score"):
-        experience = _scored(run, rollouts, lost=failures)
+        experience = _scored(run, sampled)
     _stop_if_asked(run)
     run.checkpoints.poll()
     with run.log.phase("credit"):
         batch = _batch(run, experience)
         credits = _credits(run, experience)
     run.log.dump(step, experience.rollouts, list(zip(experience.scores, credits, strict=True)))
-    with run.log.phase("old_logprobs"):
-        if len(optimizer_batches(batch, run.config.training.global_batch)) > 1:
-            old = run.policy.batch_logprobs(batch, run.config.training.microbatch_tokens)
-            batch = batch.with_old_logprobs(old)
-    with run.log.phase("update"):
-        result = _update(run, batch, step, experience)
+    try:
+        result = _update(run, batch)
+    except NonFiniteError as error:
+        run.log.dump(step, experience.rollouts, [], always=True)
+        raise NonFiniteError(f"step {step}: {error}; its rollouts are in rollouts/step-{step:06d}.jsonl") from error
     with run.log.phase("sync"):
         sync_engine(run, step + 1)
     metrics = _metrics(run, experience, credits, result)
@@ -148,11 +147,11 @@ def evaluate(run: Run, step: int) -> Metrics:
     return metrics
 
 
-def _sample(run: Run, step: int) -> tuple[list[Rollout], int]:
-    """This process's share of the step's groups, whole; and how many rollouts its engine failed."""
+def _sample(run: Run, step: int) -> SampledGroups:
+    """This process's share of the step's groups, whole."""
     settings = run.config.training
     tasks = step_tasks(run.tasks, step, settings.prompts, settings.seed)
-    sampled = sample_groups(
+    return sample_groups(
         tasks[run.mesh.rank :: run.mesh.n_ranks],
         run.harness,
         run.engine,
@@ -161,23 +160,27 @@ def _sample(run: Run, step: int) -> tuple[list[Rollout], int]:
         attempts=settings.attempts,
         incomplete=settings.incomplete_groups,
     )
-    return sampled.rollouts, len(sampled.failures)
 
 
-def _scored(run: Run, rollouts: list[Rollout], lost: int) -> Experience:
+def _scored(run: Run, sampled: SampledGroups) -> Experience:
     """The rollouts of all processes, with their scores where the algorithm needs them."""
-    scores: list[RolloutScore] = []
+    rollouts, scores = sampled.rollouts, list[RolloutScore]()
+    lost = [f"{failure.id}: {failure.error}" for failure in sampled.failures]
     if algorithm(run.config.algorithm.name).needs_scores:
         scored = run.reference.score(rollouts)
-        rollouts, scores, lost = scored.rollouts, scored.scores, lost + len(scored.errors)
+        rollouts, scores = scored.rollouts, scored.scores
+        lost += map(str, scored.errors)
     parts = run.mesh.gather_objects((rollouts, scores, lost))
+    everywhere = [message for part in parts for message in part[2]]
     experience = Experience(
         rollouts=[rollout for part in parts for rollout in part[0]],
         scores=[score for part in parts for score in part[1]],
-        lost=sum(part[2] for part in parts),
+        lost=len(everywhere),
     )
+    if everywhere:
+        run.log.warn(f"{len(everywhere)} rollouts were lost, the first: {everywhere[0]}")
     if not experience.rollouts:
-        raise TraceFastError(f"expected rollouts to train on; the engine or the reference failed all {experience.lost}")
+        raise TraceFastError(f"expected rollouts to train on, but all were lost; the first: {everywhere[0]}")
     return experience
 
 
@@ -196,9 +199,12 @@ def _credits(run: Run, experience: Experience) -> list[TurnCredit]:
     return turn_credit(experience.scores, run.config.algorithm.credit)
 
 
-def _update(run: Run, batch: TrainingBatch, step: int, experience: Experience) -> UpdateResult:
+def _update(run: Run, batch: TrainingBatch) -> UpdateResult:
     settings = run.config.training
-    try:
+    with run.log.phase("old_logprobs"):
+        if len(optimizer_batches(batch, settings.global_batch)) > 1:
+            batch = batch.with_old_logprobs(run.policy.batch_logprobs(batch, settings.microbatch_tokens))
+    with run.log.phase("update"):
         return update_policy(
             run.policy,
             run.optimizer,
@@ -207,9 +213,6 @@ def _update(run: Run, batch: TrainingBatch, step: int, experience: Experience) -
             global_batch=settings.global_batch,
             budget=settings.microbatch_tokens,
         )
-    except NonFiniteError as error:
-        run.log.dump(step, experience.rollouts, [], always=True)
-        raise NonFiniteError(f"step {step}: {error}; its rollouts are in rollouts/step-{step:06d}.jsonl") from error
 
 
 def _metrics(run: Run, experience: Experience, credits: list[TurnCredit], result: UpdateResult) -> Metrics:

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from trace_fast.backends import Backends, dtype_of, resolve
-from trace_fast.errors import ConfigError, ModelError
+from trace_fast.errors import ConfigError, ModelError, TraceFastError
 from trace_fast.kernels.prefix_attention import plan_attention
 from trace_fast.kernels.token_logprob import token_logprob, token_logprob_parts
 from trace_fast.layout import pack_sequences
@@ -52,6 +52,10 @@ class PolicyConfig(BaseModel):
     path: str
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     backend: Literal["auto", "triton", "native", "reference"] = "auto"
+
+
+class NonFiniteError(TraceFastError):
+    """Log-probabilities, loss or gradient are NaN or infinite; nothing was updated in this optimiser step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +182,11 @@ class Policy:
 
     @torch.no_grad()
     def batch_logprobs(self, batch: TrainingBatch, budget: int) -> Tensor:
-        """``(N,) float32`` log-probability of each trained token of a batch, 0 elsewhere; on the CPU, on all ranks."""
+        """``(N,) float32`` log-probability of each trained token of a batch, 0 elsewhere; on the CPU, on all ranks.
+
+        Raises:
+            NonFiniteError: one is NaN or infinite; on all ranks.
+        """
         unweighted = batch.with_advantages(torch.zeros_like(batch.sampler_logprobs_N))
         starts = batch.cu_tokens_R1.tolist()
         own: list[tuple[int, np.ndarray]] = []
@@ -191,6 +199,8 @@ class Policy:
             for r, values in parts:
                 trained = batch.loss_mask_N[starts[r] : starts[r + 1]]
                 found_N[starts[r] : starts[r + 1]][trained] = torch.from_numpy(values)
+        if not bool(found_N.isfinite().all()):
+            raise NonFiniteError("expected finite log-probabilities of the policy, got NaN or infinity")
         return found_N
 
     @torch.no_grad()

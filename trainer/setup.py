@@ -53,6 +53,7 @@ def read_inputs(config: TrainConfig, *, resume: bool) -> Inputs:
     Raises:
         TraceFastError: what is wrong with the settings, a file, or the folder of the run, by name.
     """
+    config.parallel.sizes(int(os.environ.get("WORLD_SIZE", 1)))
     checkpoint = _checkpoint(config, resume=resume)
     spec = ModelSpec.from_pretrained(config.policy.path)
     spec.check_supported()

@@ -12,18 +12,13 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from trace_fast.errors import TraceFastError
 from trace_fast.kernels.policy_loss import PolicyLossConfig, PolicyLossMetrics
 from trace_fast.trainer.batch import TrainingBatch
 from trace_fast.trainer.microbatches import MicroBatch, microbatches
 from trace_fast.trainer.optimizer import Adam
-from trace_fast.trainer.policy import Policy
+from trace_fast.trainer.policy import NonFiniteError, Policy
 
 LOWEST, HIGHEST = ("ratio_min",), ("ratio_max",)
-
-
-class NonFiniteError(TraceFastError):
-    """The loss or the gradient is NaN or infinite; nothing was updated in this optimiser step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from trace_fast.errors import OutputError
 
+GROWTH_TARGET = 0.10
 Numbers = Literal["right", "differ", "failed", "absent"]
 
 
@@ -21,6 +22,8 @@ class Row(BaseModel):
     ``absent`` (it cannot run here); ``reason`` says why for the last two. Seconds, memory and what follows from them
     exist only where numbers are right. Errors are against float64, in nats. ``flops`` are those of the distinct tokens,
     the same for every method, so that ``fraction_of_gemm_roofline`` = flops / gemm rate / seconds compares them.
+    ``added_by_doubled_turns`` is what this row's time adds to that of the same method on half its turns and as many
+    distinct tokens, measured before it in the same run (0.1: a tenth more); it should stay below ``GROWTH_TARGET``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,6 +59,7 @@ class Row(BaseModel):
     speedup_over_kv_cache: float | None = None
     peak_extra_bytes: int | None = None
     fraction_of_gemm_roofline: float | None = None
+    added_by_doubled_turns: float | None = None
 
     @model_validator(mode="after")
     def _no_speed_for_wrong_numbers(self) -> Row:
@@ -66,6 +70,7 @@ class Row(BaseModel):
             self.speedup_over_kv_cache,
             self.peak_extra_bytes,
             self.fraction_of_gemm_roofline,
+            self.added_by_doubled_turns,
         )
         if self.numbers != "right" and any(value is not None for value in speeds):
             raise ValueError(f"{self.method}: numbers are {self.numbers!r}, so no speed may be reported")

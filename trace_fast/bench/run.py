@@ -129,6 +129,7 @@ class Bench:
         say(f"float64 truth of {len(rollouts)} rollouts")
         truths = true_scores(self._scorer.model.module, rollouts)
         backends = self._scorer.model.backends
+        seconds: dict[tuple[str, int, int], float] = {}  # of a method at a number of turns and of distinct tokens
         for rollout, truth_S in zip(rollouts, truths, strict=True):
             rate = gemm_rate(self._scorer.model.dtype, self._device)
             layout = pack_layout([rollout])
@@ -150,4 +151,11 @@ class Bench:
             }
             fields = [method_fields(name, found, truth_S, flops / rate) for name in found]
             fields += [{"method": name, "numbers": "absent", "reason": why} for name, why in self.absent.items()]
+            for one in fields:
+                if one.get("seconds") is None:
+                    continue
+                seconds[one["method"], rollout.n_turns, len(layout)] = one["seconds"]
+                half = seconds.get((one["method"], rollout.n_turns // 2, len(layout)))
+                if half is not None and rollout.n_turns and rollout.n_turns % 2 == 0:
+                    one["added_by_doubled_turns"] = one["seconds"] / half - 1
             yield [Row(**shared, **one) for one in fields]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from trace_fast.bench.rows import Row
+from trace_fast.bench.rows import GROWTH_TARGET, Row
 from trace_fast.cli_terminal import printable
 
 
@@ -42,7 +42,7 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def growth_lines(rows: Sequence[Row]) -> list[str]:
-    """For every method: what doubling the turns adds to its time at the same trunk tokens."""
+    """For every method: what doubling the turns adds to its time, at equal trunk tokens and at equal distinct ones."""
     times = {(r.method, r.dtype, r.tokens_trunk, r.turns): r.seconds for r in rows if r.seconds is not None}
     lines = []
     for (method, dtype, tokens, turns), seconds in times.items():
@@ -50,4 +50,12 @@ def growth_lines(rows: Sequence[Row]) -> list[str]:
         if turns and doubled is not None:
             added = doubled / seconds - 1
             lines.append(f"{method}, {dtype}, {tokens:,} trunk tokens: {turns} -> {2 * turns} turns {added:+.1%} time")
+    for row in rows:
+        if row.added_by_doubled_turns is not None:
+            turned = f"{row.turns // 2} -> {row.turns} turns {row.added_by_doubled_turns:+.1%} time"
+            told = f"{row.method}, {row.dtype}, {row.tokens_unique:,} tokens with branches: {turned}"
+            if row.method == "trace_fast":
+                met = "met" if row.added_by_doubled_turns < GROWTH_TARGET else "MISSED"
+                told += f" (target below {GROWTH_TARGET:+.0%}: {met})"
+            lines.append(told)
     return lines

@@ -1,0 +1,205 @@
+"""``trace-fast train`` as people start it: two processes, resume, signals, numbers that are none, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_world import config
+
+from trace_fast.errors import OutputError, TraceFastError
+from trace_fast.formats import read_rollouts
+from trace_fast.model import load_tokenizer
+from trace_fast.rollout import Rollout
+from trace_fast.trainer.checkpoint import read_progress
+from trace_fast.trainer.config import read_config
+from trace_fast.trainer.loop import train
+from trace_fast.trainer.policy import NonFiniteError
+from trace_fast.trainer.reference import Scored
+from trace_fast.trainer.setup import open_run, read_inputs
+
+COMMAND = [sys.executable, "-m", "trace_fast"]
+
+
+def started(arguments: list[str], *, processes: int = 1) -> subprocess.Popen[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "-m"]
+    command = [*launcher, "trace_fast", *arguments] if processes > 1 else [*COMMAND, *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def ran(arguments: list[str], *, processes: int = 1) -> tuple[int, str]:
+    process = started(arguments, processes=processes)
+    output, _ = process.communicate(timeout=240)
+    return process.returncode, output
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def settings(small_world: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(config(small_world, tmp_path / "out"))
+    return path
+
+
+def test_two_processes_train_resume_and_report(settings: Path, small_world: Path, tmp_path: Path) -> None:
+    """The smoke run: TRACE in two processes, stopped by its step count and resumed, with everything that is written."""
+    out = tmp_path / "out"
+    run = ["train", str(settings), "--set", "parallel.shard=2", "--set", "logging.tensorboard=true"]
+    code, output = ran([*run, "--set", "training.steps=2"], processes=2)
+    assert code == 0, output
+    code, output = ran([*run, "--set", "training.steps=3", "--resume"], processes=2)
+    assert code == 0, output
+    assert "continuing after step 2" in output
+    steps = [line for line in metrics(out) if "reward" in line]
+    assert [line["step"] for line in steps] == [0, 1, 2]
+    for line in steps:
+        assert 0 <= line["reward"] <= 1.1
+        assert line["lost_rollouts"] == 0
+        assert line["optimizer_steps"] == 2 * (line["step"] + 1)
+        assert line["trained_tokens"] > 0
+        assert line["entropy"] > 0
+        assert sum(v for k, v in line.items() if k.startswith("stop/")) == pytest.approx(1)
+        assert line["seconds/step"] == pytest.approx(
+            sum(v for k, v in line.items() if k.startswith("seconds/") and k != "seconds/step")
+        )
+    assert max(line["grad_norm"] for line in steps) > 0
+    assert max(line["turn_credit"] for line in steps) > 0
+    assert abs(steps[0]["kl_to_reference"]) < 1e-6  # the policy is the reference still
+    assert steps[2]["kl_to_reference"] > 1e-4
+    validated = [line["step"] for line in metrics(out) if "validation/reward" in line]
+    assert validated == [0, 2, 3]
+    assert read_progress(out / "checkpoints" / "step-000003").step == 3
+    assert list((out / "tensorboard").glob("events.out.tfevents.*"))
+
+    dumped = out / "rollouts" / "step-000002.jsonl"
+    rollouts = list(read_rollouts(dumped, tokenizer=load_tokenizer(str(small_world / "base"))))
+    assert len(rollouts) == 16
+    assert sum(r.reward or 0 for r in rollouts) / 16 == pytest.approx(steps[2]["reward"])
+    page = tmp_path / "report.html"
+    scores = dumped.with_suffix(".scores.jsonl")
+    code, output = ran(["report", str(scores), "--out", str(page), "--rollouts", str(dumped)])
+    assert code == 0, output
+    text = page.read_text()
+    assert all(rollout.id in text for rollout in rollouts)
+
+
+def test_a_signal_saves_and_the_run_can_be_continued(settings: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--set", "training.steps=500", "--set", "checkpoint.every=400", "--set", "evaluation.every=0"]
+    process = started(["train", str(settings), *options])
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not ((out / "metrics.jsonl").exists() and len(metrics(out)) >= 2):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 3, output
+    done = len(metrics(out))
+    assert f"stopping after {done} steps, as a signal asked" in output
+    assert [path.name for path in (out / "checkpoints").iterdir()] == [f"step-{done:06d}"]
+    more = ["--set", f"training.steps={done + 1}", "--set", "evaluation.every=0", "--resume"]
+    code, output = ran(["train", str(settings), *more])
+    assert code == 0, output
+    assert [line["step"] for line in metrics(out)] == list(range(done + 1))
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_saves_its_rollouts(settings: Path, tmp_path: Path) -> None:
+    changes = ["logging.rollouts=0", "evaluation.every=0", "checkpoint.every=1"]
+    config = read_config(str(settings), changes)
+    with open_run(config, read_inputs(config, resume=False)) as (run, begin):
+        score, scorings = run.reference.score, []
+
+        def score_and_break_the_policy(rollouts: list[Rollout]) -> Scored:
+            scorings.append(rollouts)
+            if len(scorings) == 2:
+                next(iter(run.policy.parameters.values())).detach().fill_(float("inf"))
+            return score(rollouts)
+
+        run.reference.score = score_and_break_the_policy  # type: ignore[method-assign]
+        with pytest.raises(NonFiniteError, match=r"^step 1: expected finite log-probabilities .* rollouts/step-000001"):
+            train(run, begin=begin)
+        run.checkpoints.wait()
+        assert run.optimizer.steps == 2  # those of step 0
+    assert [line["step"] for line in metrics(tmp_path / "out")] == [0]
+    saved = list(read_rollouts(tmp_path / "out" / "rollouts" / "step-000001.jsonl", tokenizer=None))
+    assert [rollout.id for rollout in saved] == [rollout.id for rollout in scorings[1]]
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step-000001"]
+
+
+def test_an_engine_that_fails_everything_says_why(settings: Path) -> None:
+    """A learning rate that breaks the weights: the engine gets them, and its next step has nothing to train on."""
+    changes = ["optimizer.lr=1e30", "evaluation.every=0", "training.global_batch=16"]  # one optimiser step a step
+    code, output = ran(["train", str(settings), *(part for change in changes for part in ("--set", change))])
+    assert code == 2
+    assert "expected rollouts to train on, but all were lost; the first: train-" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("optimizer.lrr=1", "config.toml: optimizer.lrr: unknown key; did you mean 'lr'?"),
+        ("harness.max_turn=1", "config.toml: harness.max_turn: unknown key; did you mean 'max_turns'?"),
+        ("evaluation.harness.max_turn=1", "config.toml: evaluation.harness.max_turn: unknown key; did you mean"),
+        ("polcy.x=1", "config.toml: polcy: unknown key; did you mean 'policy'?"),
+        ("algorithm={name='trace', loss={clip_hig=1}}", "algorithm.loss.clip_hig: unknown key; did you mean 'clip_h"),
+        ("algorithm={name='grppo'}", "algorithm.name: expected one of 'grpo', 'gspo', 'gigpo', 'trace', got 'grppo'"),
+        ("algorithm={}", "config.toml: algorithm.name: is required"),
+        ("optimizer.lr=-1", "config.toml: optimizer.lr: Input should be greater than 0, got -1"),
+        ("lr", "--set: expected section.key=value, got 'lr'"),
+        ("out.x=1", "--set out.x=1: out is a value, not a section"),
+        ("data.train=nowhere.jsonl", "nowhere.jsonl: cannot be read"),
+        ("policy.path=./nowhere", "model './nowhere': no such folder"),
+        ("training.prompts=1000", "training.prompts: expected at most the "),
+        ("training.microbatch_tokens=10", "training.microbatch_tokens: expected at least harness.max_tokens = 600"),
+        ("parallel.shard=3", "expected replicate x shard x tensor to be the number of processes, 1; got 1 x 3 x 1 = 3"),
+        ("engine={kind='vllm'}", "engine: url: expected one for a server and none with hf, got None"),
+    ],
+)
+def test_what_is_wrong_is_named_before_any_process_group_starts(change: str, message: str, settings: Path) -> None:
+    with pytest.raises(TraceFastError) as caught:
+        read_inputs(read_config(str(settings), [change]), resume=False)
+    assert message in str(caught.value)
+
+
+def test_a_wrong_setting_is_one_line_and_exit_code_2(settings: Path, tmp_path: Path) -> None:
+    code, output = ran(["train", str(settings), "--set", "optimizer.lrr=1"])
+    assert code == 2
+    assert output == f"error: {settings}: optimizer.lrr: unknown key; did you mean 'lr'?\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_a_run_is_not_written_into(settings: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "metrics.jsonl").write_text("")
+    with pytest.raises(OutputError, match="holds a run; continue it with --resume, or give another folder"):
+        read_inputs(read_config(str(settings)), resume=False)
+
+
+def test_rollout_and_eval(settings: Path, small_world: Path, tmp_path: Path) -> None:
+    questions, out = small_world / "questions.validation.jsonl", tmp_path / "rollouts.jsonl"
+    arguments = ["--questions", str(questions), "--out", str(out), "--samples", "2"]
+    code, output = ran(["rollout", str(settings), *arguments])
+    assert code == 0, output
+    rollouts = list(read_rollouts(out, tokenizer=load_tokenizer(str(small_world / "base"))))
+    n = len(questions.read_text().splitlines())
+    assert len(rollouts) == 2 * n
+    assert len({rollout.group for rollout in rollouts}) == n
+    code, output = ran(["rollout", str(settings), *arguments])
+    assert code == 2
+    assert "exists; replace it with --overwrite" in output
+    code, output = ran(["eval", str(settings)])
+    assert code == 0, output
+    found = json.loads(output[output.index("{") :])
+    assert sum(v for k, v in found.items() if k.startswith("stop/")) == pytest.approx(1)
+    assert 0 <= found["reward"] <= 1.1
