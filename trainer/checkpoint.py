@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from trace_fast.atomic_write import sync_folder, write_atomically
 from trace_fast.errors import InputError
@@ -68,9 +70,9 @@ class Checkpoints:
             hidden.mkdir(parents=True)
             write_atomically(hidden / DESCRIPTION, json.dumps(_to_json(progress), indent=2) + "\n")
         self._mesh.gather_objects(None)  # the folder is there
-        future = dcp.async_save(
+        future = async_save(
             _state(policy, optimizer),
-            storage_writer=dcp.FileSystemWriter(hidden, sync_files=True),
+            storage_writer=FileSystemWriter(hidden, sync_files=True),
             process_group=self._group,
         )
         assert isinstance(future, Future)
@@ -105,7 +107,7 @@ class Checkpoints:
         """
         progress = read_progress(path)
         try:
-            dcp.load(_state(policy, optimizer), checkpoint_id=path, process_group=self._group)
+            load(_state(policy, optimizer), checkpoint_id=path, process_group=self._group)
         except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
             raise InputError(f"{path}: expected a checkpoint of this policy: {error}") from error
         optimizer.restored(progress.optimizer_steps)

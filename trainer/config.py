@@ -80,23 +80,30 @@ class EngineConfig(_Section):
     """What samples. ``hf`` runs in the training processes; ``vllm`` and ``sglang`` are servers at ``url``.
 
     ``slots``: sequences that ``hf`` decodes at once. ``concurrency``: requests that a server gets at once.
-    ``timeout_s``: of one request, retries included. ``weights``: folder that a server reads new weights from.
+    ``timeout_s``: of one attempt, ``deadline_s``: of a request with all its attempts. A server gets new weights through
+    the folder ``weights``, which it must see under the same name, or through its own NCCL group, whose first rank is
+    ``weights_address`` (host:port) in the trainer. ``processed_logprobs``: vLLM was started with
+    ``--logprobs-mode processed_logprobs``.
     """
 
     kind: Literal["hf", "vllm", "sglang"] = "hf"
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     slots: int = Field(64, ge=1)
     url: str | None = None
-    model: str | None = None
     concurrency: int = Field(64, ge=1)
-    timeout_s: float = Field(240.0, gt=0)
+    timeout_s: float = Field(120.0, gt=0)
+    deadline_s: float = Field(240.0, gt=0)
     weights: str | None = None
+    weights_address: str | None = Field(None, pattern=r"^[^:\s]+:\d{1,5}$")
+    processed_logprobs: bool = False
 
     @model_validator(mode="after")
-    def _servers_have_an_address(self) -> EngineConfig:
-        for name in ("url", "weights"):
-            if (self.kind == "hf") != (getattr(self, name) is None):
-                raise ValueError(f"{name}: expected one for a server and none with hf, got {getattr(self, name)!r}")
+    def _a_server_can_be_reached(self) -> EngineConfig:
+        if (self.kind == "hf") != (self.url is None):
+            raise ValueError(f"url: expected one for a server and none with hf, got {self.url!r}")
+        ways = sum(way is not None for way in (self.weights, self.weights_address))
+        if ways != (self.kind != "hf"):
+            raise ValueError("weights, weights_address: expected one of the two for a server, and none with hf")
         return self
 
 

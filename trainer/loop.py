@@ -25,8 +25,7 @@ from trace_fast.trainer.batch import TrainingBatch, training_batch
 from trace_fast.trainer.checkpoint import Checkpoints, Progress
 from trace_fast.trainer.config import TrainConfig
 from trace_fast.trainer.data import step_tasks
-from trace_fast.trainer.engines.engine import Engine
-from trace_fast.trainer.engines.weights import WeightSink
+from trace_fast.trainer.engines.weights import TrainableEngine
 from trace_fast.trainer.harness import Harness, Task
 from trace_fast.trainer.metrics import Metrics, credit_metrics, rollout_metrics
 from trace_fast.trainer.optimizer import Adam
@@ -51,8 +50,7 @@ class Run:
     policy: Policy
     optimizer: Adam
     reference: Reference
-    engine: Engine
-    sink: WeightSink | None  # what brings new weights to the engine; None where another process does
+    engine: TrainableEngine
     harness: Harness
     examiner: Harness  # with the limits of evaluation
     tasks: Sequence[Task]
@@ -126,11 +124,7 @@ def _train_step(run: Run, step: int) -> None:
 
 def sync_engine(run: Run, version: int) -> None:
     """Gives the engine the policy's weights; every process takes part in gathering them."""
-    weights = run.policy.weights()
-    if run.sink is not None:
-        run.sink.update_weights(weights, version)
-    for _ in weights:
-        pass
+    run.engine.update_weights(run.policy.weights(), version)
     run.mesh.gather_objects(None)  # nobody samples before the engine has them
 
 

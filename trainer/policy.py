@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -152,11 +152,11 @@ class Policy:
         if parallel.activation_checkpointing:
             module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             module.train()  # transformers looks at the mode of a layer; without dropout it changes nothing else
-        module.to(torch.float32)
+        torch.nn.Module.to(module, torch.float32)
         tensor_mesh = mesh.tensor if mesh.tensor.size() > 1 else None
         if tensor_mesh is not None:
             apply_tensor_parallel(module, tensor_mesh)
-        module.to(mesh.device)
+        torch.nn.Module.to(module, mesh.device)
         self.module = PolicyModule(module, self.backends, tensor_mesh)
         shard_policy(self.module, module.get_decoder().layers, mesh.data, compute_dtype=dtype)
 
@@ -241,9 +241,11 @@ def load_module(path: str) -> PreTrainedModel:
     name, extra = model_location(path)
     with quiet_transformers():
         try:
-            module, info = AutoModelForCausalLM.from_pretrained(name, dtype="auto", output_loading_info=True, **extra)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(name, dtype="auto", output_loading_info=True, **extra)
         except LOADER_ERRORS as error:
             raise ModelError(f"cannot load the weights of {path!r}: {one_line(error)}") from error
+    module, info = loaded
+    assert isinstance(module, PreTrainedModel)
     absent = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
     if absent:
         raise ModelError(f"the weights of {path!r} are incomplete: {len(absent)} missing: {', '.join(absent[:5])}")

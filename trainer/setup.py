@@ -22,7 +22,17 @@ from trace_fast.trainer.config import EngineConfig, SearchConfig, TrainConfig
 from trace_fast.trainer.data import read_tasks
 from trace_fast.trainer.engines.engine import Engine
 from trace_fast.trainer.engines.hf import HfEngine
-from trace_fast.trainer.engines.weights import WeightSink
+from trace_fast.trainer.engines.http import Dialect, HttpEngine, JsonClient
+from trace_fast.trainer.engines.sglang import SglangDialect, SglangGroup, SglangWeights
+from trace_fast.trainer.engines.vllm import VllmDialect, VllmGroup, VllmWeights
+from trace_fast.trainer.engines.weights import (
+    BroadcastGroup,
+    DiskWeights,
+    NcclWeights,
+    TrainableEngine,
+    WeightServer,
+    WeightSink,
+)
 from trace_fast.trainer.harness import ChatFrame, Harness, Task
 from trace_fast.trainer.harness.config import HarnessConfig
 from trace_fast.trainer.loop import Run, sync_engine
@@ -97,7 +107,7 @@ def open_run(config: TrainConfig, inputs: Inputs) -> Iterator[tuple[Run, int]]:
             begin = _resumed(config, inputs.checkpoint, checkpoints, policy, optimizer, reference)
         log = RunLog(folder, config.logging, writes=mesh.is_first)
         log.rewind(begin)
-        engine, sink = open_engine(config.engine, config.policy.path, mesh.device, longest=_longest(config))
+        engine = open_engine(config, mesh.device, longest=_longest(config), first=mesh.is_first)
         run = Run(
             config=config,
             mesh=mesh,
@@ -105,7 +115,6 @@ def open_run(config: TrainConfig, inputs: Inputs) -> Iterator[tuple[Run, int]]:
             optimizer=optimizer,
             reference=reference,
             engine=engine,
-            sink=sink if config.engine.kind == "hf" or mesh.is_first else None,
             harness=Harness(inputs.frame, index, config.harness),
             examiner=Harness(_frame(config, config.evaluation.harness), index, config.evaluation.harness),
             tasks=inputs.tasks,
@@ -129,8 +138,7 @@ def open_sampler(config: TrainConfig, *, evaluation: bool) -> Iterator[tuple[Har
     frame = _frame(config, settings)
     build_index(config.search)
     index = open_index(config.search.index, encoder=_encoder(config.search))
-    engine, _ = open_engine(config.engine, config.policy.path, device, longest=settings.max_tokens)
-    yield Harness(frame, index, settings), engine
+    yield Harness(frame, index, settings), open_engine(config, device, longest=settings.max_tokens, first=False)
 
 
 @contextmanager
@@ -142,7 +150,8 @@ def processes(device: str) -> Iterator[None]:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group(backend)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
         yield
     finally:
@@ -175,13 +184,41 @@ def build_index(config: SearchConfig) -> None:
         build_vectors(documents, config.index, encoder, report=say)
 
 
-def open_engine(config: EngineConfig, path: str, device: torch.device, *, longest: int) -> tuple[Engine, WeightSink]:
-    """The engine that samples, and what brings new weights to it; ``longest`` is the most tokens of a trajectory."""
-    if config.kind == "hf":
-        module = load_module(path).to(dtype_of(config.dtype))
-        engine = HfEngine(torch.nn.Module.to(module, device), n_slots=config.slots, max_length=longest)
-        return engine, engine
-    raise ConfigError(f"engine.kind: {config.kind!r} is not there yet")
+def open_engine(config: TrainConfig, device: torch.device, *, longest: int, first: bool) -> TrainableEngine:
+    """The engine that samples.
+
+    Args:
+        longest: tokens of a trajectory at most. first: whether this process gives a server its new weights.
+    """
+    settings = config.engine
+    if settings.kind == "hf":
+        module = load_module(config.policy.path)
+        torch.nn.Module.to(module, device, dtype_of(settings.dtype))
+        return HfEngine(module, n_slots=settings.slots, max_length=longest)
+    assert settings.url is not None  # EngineConfig
+    dialect: Dialect = SglangDialect()
+    if settings.kind == "vllm":
+        dialect = VllmDialect(processed_logprobs=settings.processed_logprobs)
+    return HttpEngine(
+        dialect,
+        settings.url,
+        max_length=longest,
+        concurrency=settings.concurrency,
+        timeout_s=settings.timeout_s,
+        deadline_s=settings.deadline_s,
+        weights=_weight_sink(settings, settings.url, Path(config.policy.path), device) if first else None,
+    )
+
+
+def _weight_sink(settings: EngineConfig, url: str, model: Path, device: torch.device) -> WeightSink:
+    client = JsonClient(url)
+    server: WeightServer = VllmWeights(client) if settings.kind == "vllm" else SglangWeights(client)
+    if settings.weights is not None:
+        return DiskWeights(server, Path(settings.weights), model)
+    assert settings.weights_address is not None  # EngineConfig
+    host, _, port = settings.weights_address.rpartition(":")
+    group: BroadcastGroup = VllmGroup(device) if settings.kind == "vllm" else SglangGroup(device)
+    return NcclWeights(server, group, address=host, port=int(port))
 
 
 def _frame(config: TrainConfig, harness: HarnessConfig) -> ChatFrame:

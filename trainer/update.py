@@ -84,7 +84,7 @@ def _backward(policy: Policy, micro: MicroBatch, loss: PolicyLossConfig, tally: 
     if not bool(logprobs_L.detach().isfinite().all()):
         raise NonFiniteError("expected finite log-probabilities of the policy, got NaN or infinity in a micro-batch")
     result = micro.loss(logprobs_L, loss)
-    result.loss.backward()  # type: ignore[no-untyped-call]
+    result.loss.backward()
     tally.add(result.metrics, float(-logprobs_L.detach().sum(dtype=torch.float64)))
     return float(result.loss.detach())
 

@@ -167,10 +167,9 @@ class HfEngine:
         sequences: list[_Sequence] = []
         for number, request in enumerate(requests):
             problem = why_refused(request, vocab_size=self._model.vocab_size, max_length=self._max_length)
-            room = self._max_length - len(request.prompt_ids)
             if problem is not None:
                 done[number] = failed(problem)
-            elif not room:
+            elif not (room := self._max_length - len(request.prompt_ids)):
                 done[number] = Generation(np.empty(0, np.int64), np.empty(0, np.float32), FinishReason.LENGTH)
             else:
                 sequences.append(_Sequence(number, request, min(request.max_new_tokens, room)))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,3 +122,73 @@ def ask() -> Callable[..., list[Request]]:
         ]
 
     return make
+
+
+@dataclass
+class Loopback:
+    """A server on this machine. ``reply(path, body, number) -> (status, JSON or bytes)``; ``None`` hangs up."""
+
+    reply: Callable[[str, Any, int], tuple[int, Any] | None]
+    calls: list[tuple[str, Any]] = field(default_factory=list)  # path and body, in order of arrival
+    under_way: int = 0
+    most_under_way: int = 0
+
+    def __post_init__(self) -> None:
+        lock = threading.Lock()
+        loopback = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                with lock:
+                    loopback.calls.append((self.path, json.loads(text) if text else None))
+                    number = len(loopback.calls)
+                    loopback.under_way += 1
+                    loopback.most_under_way = max(loopback.most_under_way, loopback.under_way)
+                try:
+                    answer = loopback.reply(*loopback.calls[number - 1], number)
+                finally:
+                    with lock:
+                        loopback.under_way -= 1
+                if answer is None:
+                    self.close_connection = True
+                    return
+                status, content = answer
+                data = content if isinstance(content, bytes) else json.dumps(content).encode()
+                with contextlib.suppress(ConnectionError):  # a client that did not wait
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+
+            do_GET = do_POST
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Loopback]]:
+    """``serve(reply) -> Loopback``; stopped at the end."""
+    servers: list[Loopback] = []
+
+    def start(reply: Callable[[str, Any, int], tuple[int, Any] | None]) -> Loopback:
+        servers.append(Loopback(reply))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
