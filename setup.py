@@ -13,6 +13,12 @@ Native module
       compilation fails, the install fails and shows the compiler's output: a broken compiler is not a choice.
     - ``0``: not built, whatever is there.
     - ``1``: built; the install fails when something is missing.
+
+    Environment variable ``TRACE_FAST_CUDA``, read here only, says whether its CUDA kernels are built:
+
+    - unset or empty: where CMake finds nvcc.
+    - ``0``: not built, which saves the minutes that nvcc takes.
+    - ``1``: built; the install fails without nvcc.
 """
 
 from __future__ import annotations
@@ -33,6 +39,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 NATIVE_MODULE = "trace_fast._native"
 BUILD_RECORD = Path("trace_fast") / "_native_build.json"  # read by trace_fast/native.py
+CUDA_OPTIONS = {"": [], "0": ["-DTRACE_FAST_CUDA=OFF"], "1": ["-DTRACE_FAST_REQUIRE_CUDA=ON"]}  # CMakeLists.txt
 MAPPED_ROOMS = {"kernels": "trace_fast.kernels", "trainer": "trace_fast.trainer"}  # folder -> installed name
 
 
@@ -66,15 +73,23 @@ def missing_for_native() -> str | None:
 
 def reason_not_built() -> str | None:
     """Applies ``TRACE_FAST_NATIVE`` to ``missing_for_native``; ``None`` means: build."""
-    choice = os.environ.get("TRACE_FAST_NATIVE", "")
-    if choice not in ("", "0", "1"):
-        raise SystemExit(f"TRACE_FAST_NATIVE: expected 0, 1 or nothing, got {choice!r}")
+    choice, cuda = _switch("TRACE_FAST_NATIVE"), _switch("TRACE_FAST_CUDA")
+    if choice == "0" and cuda == "1":
+        raise SystemExit("TRACE_FAST_CUDA=1 asks for a part of the native module, which TRACE_FAST_NATIVE=0 leaves out")
     if choice == "0":
         return "switched off by TRACE_FAST_NATIVE=0 at build time"
     missing = missing_for_native()
-    if missing is not None and choice == "1":
-        raise SystemExit(f"TRACE_FAST_NATIVE=1 asks for the native module, but {missing}")
+    if missing is not None and "1" in (choice, cuda):
+        name = "TRACE_FAST_NATIVE" if choice == "1" else "TRACE_FAST_CUDA"
+        raise SystemExit(f"{name}=1 asks for the native module, but {missing}")
     return missing
+
+
+def _switch(name: str) -> str:
+    value = os.environ.get(name, "")
+    if value not in ("", "0", "1"):
+        raise SystemExit(f"{name}: expected 0, 1 or nothing, got {value!r}")
+    return value
 
 
 class CMakeExtension(Extension):
@@ -104,6 +119,7 @@ class CMakeBuild(build_ext):
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DTRACE_FAST_OUTPUT_DIR={target.parent}",
+            *CUDA_OPTIONS[_switch("TRACE_FAST_CUDA")],
         ]
         if shutil.which("ninja"):
             configure += ["-G", "Ninja"]

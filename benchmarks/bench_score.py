@@ -1,6 +1,7 @@
 """End-to-end scoring against what people use today: `make bench-score`, rows added to benchmarks/results/score.jsonl.
 
-The two generated shapes, the series that doubles the turns, and one real rollout each of two sources where the shared
+Generated shapes, among them pairs that double the turns (at the same trunk, and at the same trunk and branches
+together, where the time should grow by less than a tenth), and one real rollout each of two sources where the shared
 data lies beside the checkout. What a method must show before it gets a speed: `trace_fast/bench/rule.py`.
 """
 
@@ -21,12 +22,14 @@ import trace_fast as tf
 from trace_fast.bench.peers import PEERS
 from trace_fast.bench.rows import Row, append_rows
 from trace_fast.bench.run import Bench, PeerChoice, comparable
-from trace_fast.bench.shapes import DEFAULT_SHAPES, generate, parse_shapes
+from trace_fast.bench.shapes import generate, parse_shapes
 from trace_fast.bench.table import growth_lines, table_of
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "score.jsonl"
 REAL = ("tau_bench_airline/gpt-4o-airline.subset.json", "webdancer_chatml_toolcall/sample_traj.jsonl")
+# The last is a pair: 60 turns on a trunk of 8030 tokens, and 30 turns with as many distinct tokens.
+SHAPES = ("T=30,tokens=3820", "T=30,tokens=8030", "T=30/60,total=8762")
 REAL_TOKENS = range(3001, 7500)
 
 
@@ -65,14 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", action="append", help="repeatable (default: bfloat16)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-naive", action="store_true", help="leave out the naive pass (minutes)")
-    parser.add_argument("--only", type=int, action="append", help="a rollout (0, 1, 2: generated; 3, 4: real)")
+    parser.add_argument("--only", type=int, action="append", help="a rollout (0 to 3: generated; 4, 5: real)")
     options = parser.parse_args(arguments)
     model = options.model or smollm2()
     choice = PeerChoice(tuple(name for name in PEERS if not (options.no_naive and name == "naive")))
     rows: list[Row] = []
     for dtype in options.dtype or ["bfloat16"]:
         scorer = tf.Scorer.from_pretrained(model, dtype=dtype, device="cpu")
-        shapes = [shape for text in DEFAULT_SHAPES for shape in parse_shapes(text)]
+        shapes = [shape for text in SHAPES for shape in parse_shapes(text)]
         rollouts = [generate(shape, scorer.model.vocab_size) for shape in shapes] + real(scorer.tokenizer)
         numbers = options.only or range(len(rollouts))
         chosen = [comparable(r, scorer) for i, r in enumerate(rollouts) if i in numbers]

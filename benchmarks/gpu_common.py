@@ -61,6 +61,7 @@ class GpuRun:
     Attributes:
         failed: lines for the end of the output; any makes the run fail.
         wrong: (op, implementation) whose small cases are wrong, and which so get no speed.
+        unchecked: the small cases could not be run at all, so nothing gets one.
     """
 
     device: torch.device
@@ -69,6 +70,7 @@ class GpuRun:
     rows: list[dict[str, Any]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     wrong: set[tuple[str, str]] = field(default_factory=set)
+    unchecked: bool = False
     _rates: dict[torch.dtype, float] = field(default_factory=dict)
 
     def left(self) -> float:

@@ -4,6 +4,6 @@
 
 namespace trace_fast {
 
-inline constexpr int kAbiVersion = 2;
+inline constexpr int kAbiVersion = 3;
 
 }  // namespace trace_fast

@@ -6,13 +6,24 @@ standard error is no terminal, so that no library draws progress bars into a log
 
 from __future__ import annotations
 
-from typing import Literal
+import sys
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Alias = Literal["max", "mean", "logsumexp"]
 DType = Literal["float32", "bfloat16", "float16"]
 CreditForm = Literal["log_ratio", "raw", "linear"]
+
+
+LARGEST = 1e9  # with settings up to it no credit or advantage overflows (kernels/turn_credit/checks.py)
+
+
+def _normal(value: float) -> float:
+    """What float64 holds with all its digits; float32 tensors take less, which is checked with them."""
+    if value < sys.float_info.min:
+        raise ValueError(f"expected at least {sys.float_info.min:.3g}, below which float64 loses digits")
+    return value
 
 
 class _Settings(BaseModel):
@@ -29,8 +40,8 @@ class CreditConfig(_Settings):
 
     horizon: int = Field(3, ge=0)
     discount: float = Field(0.8, gt=0, le=1)
-    gap_offset: float = Field(0.1, gt=0)
-    terminal_scale: float = Field(2.0, ge=0)
+    gap_offset: Annotated[float, AfterValidator(_normal)] = Field(0.1, gt=0, le=LARGEST)
+    terminal_scale: float = Field(2.0, ge=0, le=LARGEST)
     form: CreditForm = "log_ratio"
     normalize_window: bool = True
     std: Literal["population", "sample"] = "population"
@@ -44,7 +55,7 @@ class AdvantageConfig(_Settings):
     length, ``constant`` by scale, ``off`` by 0.
     """
 
-    alpha_out: float = Field(1.0, ge=0)
-    alpha_turn: float = Field(0.2, ge=0)
+    alpha_out: float = Field(1.0, ge=0, le=LARGEST)
+    alpha_turn: float = Field(0.2, ge=0, le=LARGEST)
     answer_tail: Literal["group_mean", "constant", "off"] = "group_mean"
-    answer_tail_scale: float = Field(0.05, ge=0)
+    answer_tail_scale: float = Field(0.05, ge=0, le=LARGEST)

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from trace_fast.errors import ConfigError
 
-EXPECTED_ABI_VERSION = 2  # csrc/abi_version.h
+EXPECTED_ABI_VERSION = 3  # csrc/abi_version.h
 _MODULE = "trace_fast._native"
 _BUILD_RECORD = Path(__file__).with_name("_native_build.json")  # written by setup.py
 

@@ -125,6 +125,8 @@ class PolicyModule(nn.Module):
         dist.all_reduce(peak_L, dist.ReduceOp.MAX, group=mesh.get_group())
         total_L = sum_over_ranks(parts.sum_M * (parts.max_M.detach() - peak_L).exp(), mesh)
         logprob_L = sum_over_ranks(parts.target_M, mesh) - peak_L - total_L.log()
+        held_L = sum_over_ranks(parts.held_M.to(peak_L), mesh)
+        logprob_L = logprob_L.masked_fill(held_L != 1, float("nan"))  # a target that no rank's share holds
         return logprob_L - logprob_L.detach().clamp(min=0)  # a rounding overshoot goes, its gradient stays
 
 

@@ -65,11 +65,30 @@ void run(const py::dict& tensors, const py::dict& settings, int n_threads, const
   }
 }
 
+// Places in the sums by the names of kernels/policy_loss/metrics.py.
+py::dict sum_places() {
+  py::dict places;
+  places["LOSS"] = static_cast<int>(kLoss);
+  places["TOKENS"] = static_cast<int>(kTokens);
+  places["CLIPPED_LOW"] = static_cast<int>(kClippedLow);
+  places["CLIPPED_HIGH"] = static_cast<int>(kClippedHigh);
+  places["KL"] = static_cast<int>(kKl);
+  places["RATIO"] = static_cast<int>(kRatio);
+  places["TIS"] = static_cast<int>(kTis);
+  places["TIS_CLIPPED"] = static_cast<int>(kTisClipped);
+  places["MIN_LOG_RATIO"] = static_cast<int>(kMinLogRatio);
+  places["MAX_LOG_RATIO"] = static_cast<int>(kMaxLogRatio);
+  return places;
+}
+
 }  // namespace
 
 void bind_policy_loss(py::module_& m) {
   m.attr("POLICY_LOSS_SUMS") = static_cast<int>(kSums);
+  m.attr("POLICY_LOSS_SUM_PLACES") = sum_places();
   m.attr("POLICY_LOSS_BINS") = kLogRatioBins;
+  m.attr("POLICY_LOSS_BINS_PER_OCTAVE") = kLogRatioBinsPerOctave;
+  m.attr("POLICY_LOSS_LOWEST_EXPONENT") = kLogRatioLowestExponent;
   m.def("policy_loss_counts", &count, py::arg("mask"), py::arg("cu_tokens"), py::arg("n_tokens"), py::arg("n_threads"),
         "Trained tokens of each rollout, into the last tensor.");
   m.def("policy_loss", &run, py::arg("tensors"), py::arg("settings"), py::arg("n_threads"), py::arg("kernel"),

@@ -35,6 +35,7 @@ void run(const py::dict& tensors, const py::dict& settings, int n_threads, const
 }  // namespace
 
 void bind_turn_credit(py::module_& m) {
+  m.attr("TURN_CREDIT_LARGEST_SETTING") = kLargestCreditSetting;
   m.def("elementwise_kernels", &elementwise_kernels,
         "Instruction sets that this processor can use for turn_credit and policy_loss, fastest first.");
   m.def("turn_credit", &run, py::arg("tensors"), py::arg("settings"), py::arg("n_threads"), py::arg("kernel"),

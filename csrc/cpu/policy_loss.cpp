@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <stdexcept>
 #include <vector>
 
+#include "cpu/argument_checks.h"
 #include "cpu/parallel.h"
 
 namespace trace_fast {
@@ -27,25 +27,6 @@ struct Lanes {
   double least[kLanes], most[kLanes], broken[kLanes];
 };
 
-[[noreturn]] void refuse_value(const std::string& name, const std::string& expected, const std::string& got) {
-  throw std::invalid_argument(name + ": expected " + expected + ", got " + got);
-}
-
-void check_offsets(const int64_t* cu, int64_t n_rollouts, int64_t n_tokens) {
-  if (cu[0] != 0) refuse_value("cu_tokens_R1", "0 as first offset", std::to_string(cu[0]));
-  for (int64_t r = 0; r < n_rollouts; ++r) {
-    if (cu[r + 1] < cu[r]) {
-      refuse_value("cu_tokens_R1", "offsets that never decrease",
-                   std::to_string(cu[r]) + " then " + std::to_string(cu[r + 1]) + " at [" + std::to_string(r) + "], [" +
-                       std::to_string(r + 1) + "]");
-    }
-  }
-  if (cu[n_rollouts] != n_tokens) {
-    refuse_value("cu_tokens_R1", std::to_string(n_tokens) + " as last offset (the length of mask_N)",
-                 std::to_string(cu[n_rollouts]));
-  }
-}
-
 // Finds the number that made a sum NaN.
 template <class T>
 [[noreturn]] void refuse_numbers(const PolicyLossArgs<T>& a) {
@@ -56,12 +37,12 @@ template <class T>
   for (const auto& [name, data] : named) {
     for (int64_t i = 0; data != nullptr && i < a.n_tokens; ++i) {
       if (a.mask_N[i] && !std::isfinite(data[i])) {
-        const char* text = std::isnan(data[i]) ? "nan" : data[i] > 0 ? "inf" : "-inf";
-        refuse_value(name, "finite numbers where mask_N is set", std::string(text) + " at [" + std::to_string(i) + "]");
+        refuse_argument(name, "finite numbers where mask_N is set",
+                        number_text(static_cast<double>(data[i])) + place_text(i));
       }
     }
   }
-  refuse_value("logprobs_N", "numbers whose differences are finite", "an overflow");
+  refuse_argument("logprobs_N", "numbers whose differences are finite", "an overflow");
 }
 
 // x where `mask` is 1, 0.0 where it is 0, whatever x is: by its bits, so that no NaN or infinity is computed with.
@@ -245,7 +226,7 @@ std::vector<double> sequence_log_ratios(const PolicyLossArgs<T>& a) {
 
 void count_tokens(const bool* mask_N, int64_t n_tokens, const int64_t* cu_tokens_R1, int64_t n_rollouts, int n_threads,
                   int64_t* n_tokens_R) {
-  check_offsets(cu_tokens_R1, n_rollouts, n_tokens);
+  check_offsets("cu_tokens_R1", cu_tokens_R1, n_rollouts, n_tokens, "mask_N");
   constexpr int64_t kRollouts = 64;
   parallel_for((n_rollouts + kRollouts - 1) / kRollouts, n_threads, [&](int64_t chunk, int) {
     const int64_t last = std::min(n_rollouts, (chunk + 1) * kRollouts);
@@ -259,7 +240,7 @@ void count_tokens(const bool* mask_N, int64_t n_tokens, const int64_t* cu_tokens
 
 template <class T>
 void policy_loss(const PolicyLossArgs<T>& a, const std::string& kernel) {
-  check_offsets(a.cu_tokens_R1, a.n_rollouts, a.n_tokens);
+  check_offsets("cu_tokens_R1", a.cu_tokens_R1, a.n_rollouts, a.n_tokens, "mask_N");
   const std::vector<double> log_ratio_R = a.sequence_ratio ? sequence_log_ratios(a) : std::vector<double>();
   const int64_t n_blocks = (a.n_tokens + kBlock - 1) / kBlock;
   const int n_threads = static_cast<int>(std::min<int64_t>(std::max(a.n_threads, 1), std::max<int64_t>(n_blocks, 1)));

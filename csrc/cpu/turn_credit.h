@@ -10,6 +10,9 @@
 
 namespace trace_fast {
 
+// Of settings and outcome advantages: products of three of them and a number of tokens stay within float.
+constexpr double kLargestCreditSetting = 1e9;
+
 enum class CreditForm { kLogRatio, kRaw, kLinear };
 enum class AnswerTail { kGroupMean, kConstant, kOff };
 

@@ -5,49 +5,20 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <limits>
-#include <stdexcept>
 #include <string>
 
+#include "cpu/argument_checks.h"
 #include "cpu/turn_credit.h"
 
 namespace trace_fast {
 
-[[noreturn]] inline void refuse_argument(const std::string& name, const std::string& expected, const std::string& got) {
-  throw std::invalid_argument(name + ": expected " + expected + ", got " + got);
-}
-
-inline std::string number_text(double x, const char* format = "%.9g") {
-  if (std::isnan(x)) return "nan";
-  char text[48];
-  std::snprintf(text, sizeof text, format, x);
-  return text;
-}
-
-inline std::string place_text(std::int64_t i) { return " at [" + std::to_string(i) + "]"; }
-
-// R+1 offsets from 0 to `total`, each at least `least` above the one before.
-inline void check_offsets(const char* name, const std::int32_t* cu, std::int64_t n_segments, std::int64_t total,
-                          const char* of, std::int32_t least) {
-  if (cu[0] != 0) refuse_argument(name, "0 as first offset", std::to_string(cu[0]));
-  for (std::int64_t r = 0; r < n_segments; ++r) {
-    if (cu[r + 1] < cu[r] || cu[r + 1] - cu[r] < least) {
-      refuse_argument(name, least ? "offsets that increase (no segment is empty)" : "offsets that never decrease",
-                      std::to_string(cu[r]) + " then " + std::to_string(cu[r + 1]) + place_text(r) + ", [" +
-                          std::to_string(r + 1) + "]");
-    }
-  }
-  if (cu[n_segments] != total) {
-    refuse_argument(name, std::to_string(total) + " as last offset (the length of " + of + ")",
-                    std::to_string(cu[n_segments]));
-  }
-}
-
-// Below it, a quotient of gaps or a sum over the turns could overflow; no model comes anywhere near it.
+// Below it, a quotient of gaps, a sum over the turns or an advantage made of it could overflow; no model comes anywhere
+// near it.
 template <class T>
 double score_limit(const TurnCreditArgs<T>& a) {
-  const double largest = static_cast<double>(std::numeric_limits<T>::max());
+  const double factor = std::max(a.with_tokens ? a.alpha_turn : 0.0, 1.0);
+  const double largest = static_cast<double>(std::numeric_limits<T>::max()) / factor;
   return largest * std::min(a.gap_offset, 1.0) / (2.0 * static_cast<double>(std::max<std::int64_t>(a.n_states, 1)));
 }
 
@@ -63,9 +34,18 @@ template <class T>
                   number_text(static_cast<double>(a.mean_logprobs_S[i])) + place_text(i));
 }
 
+inline void check_setting(const char* name, double x) {
+  if (!(x >= 0.0 && x <= kLargestCreditSetting)) {
+    refuse_argument(name, "a number from 0 to " + number_text(kLargestCreditSetting), number_text(x));
+  }
+}
+
 template <class T>
 void check_tokens(const TurnCreditArgs<T>& a) {
-  check_offsets("cu_tokens_R1", a.cu_tokens_R1, a.n_rollouts, a.n_tokens, "loss_mask_N", 0);
+  check_setting("alpha_out", a.alpha_out);
+  check_setting("alpha_turn", a.alpha_turn);
+  check_setting("answer_tail_scale", a.answer_tail_scale);
+  check_offsets("cu_tokens_R1", a.cu_tokens_R1, a.n_rollouts, a.n_tokens, "loss_mask_N");
   for (std::int64_t r = 0; r < a.n_rollouts; ++r) {
     const std::int64_t length = a.cu_tokens_R1[r + 1] - a.cu_tokens_R1[r];
     std::int64_t previous = 0;
@@ -93,11 +73,13 @@ std::int64_t check_turn_credit(const TurnCreditArgs<T>& a) {
   if (!(a.gap_offset >= smallest)) {
     refuse_argument("gap_offset", "at least " + number_text(smallest), number_text(a.gap_offset));
   }
+  check_setting("gap_offset", a.gap_offset);
+  check_setting("terminal_scale", a.terminal_scale);
   if (a.horizon < 0) refuse_argument("horizon", "0 or more", std::to_string(a.horizon));
   if (!(a.discount > 0.0 && a.discount <= 1.0)) {
     refuse_argument("discount", "a number above 0 and up to 1", number_text(a.discount));
   }
-  check_offsets("cu_states_R1", a.cu_states_R1, a.n_rollouts, a.n_states, "mean_logprobs_S", 1);
+  check_offsets("cu_states_R1", a.cu_states_R1, a.n_rollouts, a.n_states, "mean_logprobs_S", std::int32_t{1});
   std::int64_t longest = 0, total = 0;
   for (std::int64_t r = 0; r < a.n_rollouts; ++r) {
     const std::int64_t turns = a.n_turns_R[r], states = a.cu_states_R1[r + 1] - a.cu_states_R1[r];
@@ -109,6 +91,10 @@ std::int64_t check_turn_credit(const TurnCreditArgs<T>& a) {
     }
     if (!std::isfinite(a.outcome_advantages_R[r])) {
       refuse_argument("outcome_advantages_R", "finite numbers",
+                      number_text(static_cast<double>(a.outcome_advantages_R[r])) + place_text(r));
+    }
+    if (std::fabs(static_cast<double>(a.outcome_advantages_R[r])) > kLargestCreditSetting) {
+      refuse_argument("outcome_advantages_R", "numbers of magnitude up to " + number_text(kLargestCreditSetting),
                       number_text(static_cast<double>(a.outcome_advantages_R[r])) + place_text(r));
     }
     longest = std::max(longest, turns);

@@ -1,15 +1,17 @@
 """Compiles every shipped Triton configuration and every CUDA file without a GPU, and says what they cost.
 
-    python -m trace_fast.kernels.common.compile_check [--arch 80 90 100] [--op NAME ...] [--jobs N] [--no-cuda]
+    python -m trace_fast.kernels.common.compile_check [--arch 80 90 100] [--op NAME ...] [--jobs N]
+        [--no-cuda | --require-nvcc]
 
 Triton: for each op folder that has a ``triton_impl`` its ``compile_cases()`` are compiled for the architectures that
 they are launched on. Registers come from the compiled code's resource table; spills are counted as the local-memory
 stores and loads in its machine code (Triton keeps no arrays there, so every one is a spill). CUDA: each
-``csrc/cuda/*.cu`` of a checkout is compiled with nvcc, when there is one, and the assembler's report is read.
+``csrc/cuda/*.cu`` of a checkout is compiled with nvcc, when there is one, and the assembler's report is read; else the
+last line says which files were not compiled.
 
 Exit 1 when something does not compile, needs more shared memory than the architecture gives to one program, spills
-on sm_90, or lacks wgmma on sm_90 where its matrix products are to run on it. Shared memory is in bytes; spills are
-instructions (Triton) or bytes (CUDA), stores/loads.
+on sm_90, or lacks wgmma on sm_90 where its matrix products are to run on it; with ``--require-nvcc`` also when nvcc or
+the CUDA files are missing. Shared memory is in bytes; spills are instructions (Triton) or bytes (CUDA), stores/loads.
 """
 
 from __future__ import annotations
@@ -199,7 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arch", type=int, nargs="+", default=sorted(SHARED_MEMORY), choices=sorted(SHARED_MEMORY))
     parser.add_argument("--op", nargs="+", default=ops_with_triton(), choices=ops_with_triton(), metavar="NAME")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
-    parser.add_argument("--no-cuda", action="store_true", help="Triton kernels only")
+    cuda = parser.add_mutually_exclusive_group()
+    cuda.add_argument("--no-cuda", action="store_true", help="Triton kernels only")
+    cuda.add_argument("--require-nvcc", action="store_true", help="fail where CUDA files cannot be compiled")
     options = parser.parse_args(arguments)
 
     jobs = [
@@ -210,8 +214,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arch in case.archs
     ]
     sources = [] if options.no_cuda else sorted(CUDA_SOURCES.glob("*.cu"))
-    if sources and shutil.which("nvcc") is None:
-        print(f"not checked, no nvcc found: {', '.join(source.name for source in sources)}")
+    left_out = ""
+    if not sources and not options.no_cuda:
+        left_out = f"no CUDA files at {CUDA_SOURCES}"
+    elif sources and shutil.which("nvcc") is None:
+        left_out = f"nvcc not found, so {', '.join(source.name for source in sources)} was not compiled"
         sources = []
     jobs += [_Job(source.name, arch, cuda=str(source)) for source in sources for arch in options.arch]
 
@@ -221,7 +228,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for done in processes.map(_run, jobs):
             rows += len(done.rows)
             failures += _print(done)
-    print(f"{rows} kernels compiled, {len(failures)} failures")
+    if left_out and options.require_nvcc:
+        failures.append(f"CUDA: {left_out}")
+    print(f"{rows} kernels compiled, {len(failures)} failures{f'; NOT CHECKED: {left_out}' if left_out else ''}")
     for failure in failures:
         print(failure, file=sys.stderr)
     return 1 if failures or not rows else 0

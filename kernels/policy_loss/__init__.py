@@ -20,14 +20,14 @@ Suffixes: N tokens of all rollouts, R rollouts, R1 = R+1 offsets.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trace_fast.errors import ConfigError, TraceFastError
+from trace_fast.kernels.common.checks import why_not_implementation
+from trace_fast.kernels.common.derivatives import refuse_tangents
 from trace_fast.kernels.policy_loss.checks import check_arguments, check_contents
 from trace_fast.kernels.policy_loss.config import PolicyLossConfig
 from trace_fast.kernels.policy_loss.metrics import PolicyLossMetrics
@@ -58,15 +58,7 @@ class PolicyLoss:
 @torch.compiler.assume_constant_result  # what a machine can run does not change while a graph is traced
 def why_not(name: str, *, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why implementation ``name`` cannot run tensors of this device and dtype here; ``None`` when it can."""
-    if name not in IMPLEMENTATIONS:
-        return f"expected one of {', '.join(IMPLEMENTATIONS)}, got {name!r}"
-    if name == "reference":
-        return None
-    if name == "triton" and importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
-    implementation = importlib.import_module(f"{__name__}.{name}_impl")  # registers its custom op
-    reason: str | None = implementation.why_not(device, dtype)
-    return reason
+    return why_not_implementation(__name__, IMPLEMENTATIONS, name, device, dtype)
 
 
 def policy_loss(
@@ -137,6 +129,7 @@ def policy_loss(
     if backend == "reference":
         loss, metrics = policy_loss_reference(*arguments, config)
     else:
+        refuse_tangents("policy_loss", backend, logprobs_N=logprobs_N)
         loss, _, metrics = getattr(torch.ops.trace_fast, f"policy_loss_{backend}")(
             *arguments,
             config.ratio,

@@ -5,34 +5,12 @@ Suffixes: N tokens of all rollouts, R rollouts, R1 = R+1 offsets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from trace_fast.errors import ConfigError, TraceFastError
+from trace_fast.kernels.common.checks import FLOATS, INTEGERS, check_contiguous, check_form
 from trace_fast.kernels.policy_loss.config import PolicyLossConfig
-
-FLOATS = (torch.float32, torch.float64)
-INTEGERS = (torch.int32, torch.int64)
-
-
-def check_form(
-    name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], like: Tensor, length: int | None = None
-) -> None:
-    """Raises unless ``tensor`` is flat, dense, of one of ``dtypes``, on ``like``'s device and ``length`` long."""
-    if not isinstance(tensor, Tensor):
-        raise TraceFastError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-    if tensor.ndim != 1:
-        raise TraceFastError(f"{name}: expected a flat tensor (1 dimension), got shape {tuple(tensor.shape)}")
-    if tensor.dtype not in dtypes:
-        raise TraceFastError(f"{name}: expected {' or '.join(str(d) for d in dtypes)}, got {tensor.dtype}")
-    if tensor.device != like.device:
-        raise TraceFastError(f"{name}: expected a tensor on {like.device} like the others, got {tensor.device}")
-    if length is not None and tensor.shape[0] != length:
-        raise TraceFastError(f"{name}: expected {length} entries, got {tensor.shape[0]}")
-    if not tensor.is_contiguous():
-        raise TraceFastError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
 
 
 def check_arguments(
@@ -64,6 +42,15 @@ def check_arguments(
         )
     if sampler_logprobs_N is not None:
         check_form("sampler_logprobs_N", sampler_logprobs_N, same, logprobs_N, length)
+    check_contiguous(
+        logprobs_N=logprobs_N,
+        old_logprobs_N=old_logprobs_N,
+        advantages_N=advantages_N,
+        mask_N=mask_N,
+        cu_tokens_R1=cu_tokens_R1,
+        tokens_per_rollout_R=tokens_per_rollout_R,
+        sampler_logprobs_N=sampler_logprobs_N,
+    )
 
 
 def check_contents(mask_N: Tensor, cu_tokens_R1: Tensor, **values_N: Tensor | None) -> None:

@@ -15,18 +15,12 @@ from torch import Tensor
 
 from trace_fast import native
 from trace_fast.errors import TraceFastError
+from trace_fast.kernels.common.checks import why_not_native
+from trace_fast.kernels.common.derivatives import first_order_only
 from trace_fast.kernels.policy_loss.metrics import BINS, LOSS, N_METRICS, SUMS, metrics_from_sums
 from trace_fast.kernels.policy_loss.weights import check_counts, rollout_weights
 
-
-def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why this implementation cannot run such tensors here; ``None`` when it can."""
-    if device.type != "cpu":
-        return f"the C++ code runs on the CPU, got {device}"
-    if dtype not in (torch.float32, torch.float64):
-        return f"the C++ code takes float32 or float64, got {dtype}"
-    state = native.status()
-    return None if state.available else f"the native module is {state.reason}"
+why_not = why_not_native
 
 
 @torch.library.custom_op("trace_fast::policy_loss_native", mutates_args=(), device_types="cpu")
@@ -97,12 +91,13 @@ def _(logprobs_N: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
+    ctx.save_for_backward(inputs[0], output[1])
 
 
 def _backward(ctx: Any, grad_loss: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
-    (grads_N,) = ctx.saved_tensors
-    return (grad_loss * grads_N, *(None,) * 15)
+    logprobs_N, grads_N = ctx.saved_tensors
+    found = first_order_only("policy_loss", "native", (grad_loss, logprobs_N), (grad_loss * grads_N,))
+    return (*found, *(None,) * 15)
 
 
 policy_loss.register_autograd(_backward, setup_context=_save_gradient)

@@ -22,6 +22,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from trace_fast.kernels.common.compile_cases import CompileCase
+from trace_fast.kernels.common.derivatives import first_order_only
 from trace_fast.kernels.policy_loss.metrics import (
     BINS,
     BINS_PER_OCTAVE,
@@ -148,12 +149,13 @@ def _(logprobs_N: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
+    ctx.save_for_backward(inputs[0], output[1])
 
 
 def _backward(ctx: Any, grad_loss: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
-    (grads_N,) = ctx.saved_tensors
-    return (grad_loss * grads_N, *(None,) * 15)
+    logprobs_N, grads_N = ctx.saved_tensors
+    found = first_order_only("policy_loss", "triton", (grad_loss, logprobs_N), (grad_loss * grads_N,))
+    return (*found, *(None,) * 15)
 
 
 policy_loss.register_autograd(_backward, setup_context=_save_gradient)

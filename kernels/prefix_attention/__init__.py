@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from trace_fast.errors import ConfigError
+from trace_fast.kernels.common import checks
 from trace_fast.layout import SpanRanges
 
 __all__ = ["IMPLEMENTATIONS", "AttentionPlan", "plan_attention", "prefix_attention", "why_not"]
@@ -126,8 +127,7 @@ def _check(
     sinks: torch.Tensor | None,
 ) -> None:
     def expect(ok: bool, what: str, expected: str, got: object) -> None:
-        if not ok:
-            raise ConfigError(f"prefix_attention: {what}: expected {expected}, got {got}")
+        checks.expect(ok, "prefix_attention", what, expected, got)
 
     named = {"query": query, "key": key, "value": value} | ({} if sinks is None else {"sinks": sinks})
     for name, tensor in named.items():
@@ -153,7 +153,7 @@ def _check(
     expect(isinstance(scale, int | float) and math.isfinite(scale), "scale", "a finite number", scale)
     fits = window is None or (isinstance(window, int) and 1 <= window < 2**63)
     expect(fits, "window", "None or at least 1", window)
-    expect(softcap is None or 0 < softcap < math.inf, "softcap", "None or a positive number", softcap)
+    checks.check_factor("prefix_attention", "softcap", softcap, optional=True)
     if sinks is not None:
         expect(sinks.is_floating_point(), "sinks", "a floating-point dtype", sinks.dtype)
         expect(sinks.device == query.device, "sinks", f"the query's device {query.device}", sinks.device)

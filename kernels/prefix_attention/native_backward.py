@@ -7,8 +7,11 @@ delta_i = sum_d out_id dout_id - dlse_i and s = softcap(x), x = scale q k^T,
     dq = scale dx k;   dk = scale dx^T q;   dsink = -sum_i exp(sink - lse_i) delta_i
 
 Sums are float32, in a fixed order. Extra memory: up to four float32 matrices of ``SCORES`` entries (one row of scores
-at least), and q, k, v and their gradients in float32. A key, value or gradient that is not finite spoils the gradients
-of the rows that it is multiplied with, also where a weight is 0: a batch with one is no batch to train on.
+at least), and q, k, v and their gradients in float32.
+
+What is not finite stays on its path, as in the forward pass. The products run over pairs that are hidden from one
+another too, with weight 0, and 0 * NaN is NaN: so a row or key that holds one takes part as zeros, and NaN is added to
+its visible scores. The gradients of all others have the bits that they would have without it.
 """
 
 from __future__ import annotations
@@ -56,6 +59,11 @@ def prefix_attention_backward(
     grad_out = grad_out_NHD.float()
     delta_NH = (out_NHD.float() * grad_out).sum(-1) - grad_lse_NH.float()
     grad_query, grad_key, grad_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    row_taint_NH, key_taint_NK = _taint(query, grad_out), _taint(key)
+    tainted = bool(row_taint_NH.isnan().any() or key_taint_NK.isnan().any())
+    if tainted:
+        query, grad_out = (t.masked_fill(row_taint_NH.isnan()[..., None], 0) for t in (query, grad_out))
+        key = key.masked_fill(key_taint_NK.isnan()[..., None], 0)
 
     def folded(x_CHE: torch.Tensor) -> torch.Tensor:
         """(C, H, E) to (K, C * group, E): the query heads of one key head are rows of it."""
@@ -83,6 +91,8 @@ def prefix_attention_backward(
             hidden = depth_S > depth_R
             if window:
                 hidden |= depth_S <= depth_R - window
+            if tainted:
+                score = score.add_(folded(row_taint_NH[own, :, None])).add_(key_taint_NK[keys].T[:, None])
             weight = score.sub_(folded(lse_NH[own, :, None])).exp_().masked_fill_(hidden, 0)
             grad_value.index_add_(0, keys, torch.bmm(weight.transpose(1, 2), grad_KRD).transpose(0, 1))
             grad_score = torch.bmm(grad_KRD, value_KSD.transpose(1, 2))
@@ -101,6 +111,11 @@ def prefix_attention_backward(
     return Gradients(
         grad_query.to(query_NHD.dtype), grad_key.to(key_NKD.dtype), grad_value.to(value_NKD.dtype), grad_sinks
     )
+
+
+def _taint(*tensors_NHE: torch.Tensor) -> torch.Tensor:
+    """``(N, H)`` 0, or NaN where a tensor's entries of that row and head are not all finite."""
+    return sum((t.mul(0).sum(-1) for t in tensors_NHE), start=tensors_NHE[0].new_zeros(()))
 
 
 __all__ = ["Gradients", "prefix_attention_backward"]

@@ -14,6 +14,7 @@ import torch
 
 from trace_fast import native
 from trace_fast.errors import ConfigError
+from trace_fast.kernels.common.derivatives import first_order_only, refuse_tangents
 from trace_fast.kernels.prefix_attention.native_backward import prefix_attention_backward
 from trace_fast.kernels.prefix_attention.native_plan import plan_blocks
 from trace_fast.layout import SpanRanges
@@ -98,6 +99,7 @@ class NativePlan:
         reason = _unfit(query_NHD.device, query_NHD.dtype)
         if reason is not None:
             raise ConfigError(f"prefix_attention: backend 'native': {reason}")
+        refuse_tangents("prefix_attention", "native", query=query_NHD, key=key_NKD, value=value_NKD, sinks=sinks_H)
         query, key, value = (t if t.stride(2) == 1 else t.contiguous() for t in (query_NHD, key_NKD, value_NKD))
         sinks = None if sinks_H is None else sinks_H.float().contiguous()
         return _prefix_attention(
@@ -200,6 +202,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.
 def _backward(ctx: Any, grad_out: torch.Tensor, grad_lse: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     *tensors, sinks = ctx.saved_tensors
     found = _prefix_attention_backward(grad_out, grad_lse, *tensors, *ctx.settings, sinks)
+    inputs = (grad_out, grad_lse, *tensors[:3], sinks)
+    found = first_order_only("prefix_attention", "native", inputs, found)
     return (*found[:3], None, None, None, None, None, None, found[3] if sinks is not None else None, None)
 
 

@@ -21,6 +21,7 @@ import torch
 import triton
 
 from trace_fast.errors import ConfigError
+from trace_fast.kernels.common.derivatives import refuse_tangents
 from trace_fast.kernels.prefix_attention.triton_cases import compile_cases
 from trace_fast.kernels.prefix_attention.triton_config import MAX_HEAD_DIM, Blocks, Tuning, choose
 from trace_fast.kernels.prefix_attention.triton_forward import forward_kernel
@@ -113,6 +114,7 @@ class TritonPlan:
         reason = why_not(device, query_NHD.dtype) or _why_not_numbers(query_NHD, value_NKD, scale)
         if reason is not None:
             raise ConfigError(f"prefix_attention: backend 'triton' cannot run here: {reason}")
+        refuse_tangents("prefix_attention", "triton", query=query_NHD, key=key_NKD, value=value_NKD, sinks=sinks_H)
         inputs = [query_NHD, key_NKD, value_NKD, *([] if sinks_H is None else [sinks_H])]
         grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
         tuning = self._tuning or _tuning(query_NHD, value_NKD, softcap is not None)

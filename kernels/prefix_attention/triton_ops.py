@@ -19,6 +19,7 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from trace_fast.kernels.common.derivatives import first_order_only
 from trace_fast.kernels.prefix_attention import triton_backward as backward
 from trace_fast.kernels.prefix_attention import triton_forward as forward
 from trace_fast.kernels.prefix_attention.triton_config import padded
@@ -269,7 +270,8 @@ def _backward(ctx: Any, grad_out: torch.Tensor, grad_lse: torch.Tensor) -> tuple
         weight = torch.where(lse == float("-inf"), 0.0, torch.exp(sinks.float() - lse))  # rows of no span have none
         grad_sinks = -(weight * delta).sum(0).to(sinks.dtype)
     none_of_tables = [None] * ctx.tables, [None] * len(tables)  # autograd wants the inputs' structure
-    return grad_query, grad_key, grad_value, grad_sinks, *none_of_tables, *(None,) * 6
+    inputs, found = (grad_out, grad_lse, query, key, value, sinks), (grad_query, grad_key, grad_value, grad_sinks)
+    return *first_order_only("prefix_attention", "triton", inputs, found), *none_of_tables, *(None,) * 6
 
 
 attend.register_autograd(_backward, setup_context=_setup_context)

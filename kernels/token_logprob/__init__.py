@@ -24,8 +24,9 @@ from typing import Any, Literal, overload
 import torch
 
 from trace_fast.errors import ConfigError
+from trace_fast.kernels.common.checks import expect
 from trace_fast.kernels.token_logprob import reference, torch_impl
-from trace_fast.kernels.token_logprob.checks import check_problem, check_segments, check_shards, check_targets, expect
+from trace_fast.kernels.token_logprob.checks import check_problem, check_segments, check_shards, check_targets
 from trace_fast.kernels.token_logprob.problem import Parts, Problem
 
 IMPLEMENTATIONS = ("reference", "torch", "triton")
@@ -187,8 +188,8 @@ def segment_mean_logprob(
         Others: as in ``token_logprob``.
 
     Returns:
-        ``(S,)`` means and ``(M,)`` log-probabilities. A segment's sum runs in the order of its rows, so its mean does
-        not depend on other segments; both are differentiable.
+        ``(S,)`` float64 means and ``(M,)`` log-probabilities. A segment's sum runs in float64 in the order of its rows,
+        so its mean does not depend on other segments; both are differentiable.
 
     Raises:
         ValueError: names the argument, what was expected and what came.
@@ -224,10 +225,11 @@ def token_logprob_parts(
         Others: as in ``token_logprob``.
 
     Returns:
-        ``Parts``: maximum, sum of exponentials below it, and the target's logit (0 on the ranks that do not hold it),
-        each ``(M,)`` float32 (float64 for float64 rows). In a process group: all-reduce the maximum by MAX, then
-        sum * exp(max - reduced max) and target by SUM. Differentiable through sum and target, the maximum counting as
-        a constant: right for whatever depends on both only through max + log(sum).
+        ``Parts``: maximum, sum of exponentials below it, the target's logit (0 on the ranks that do not hold it) and
+        whether this rank holds it (1 or 0), each ``(M,)`` float32 (float64 for float64 rows). In a process group:
+        all-reduce the maximum by MAX, then sum * exp(max - reduced max), target and held by SUM. Differentiable through
+        sum and target, the maximum counting as a constant: right for whatever depends on both only through
+        max + log(sum).
 
     Raises:
         ValueError: names the argument, what was expected and what came.
@@ -236,22 +238,27 @@ def token_logprob_parts(
     problem = _problem(hidden_MH, weight_VH, targets_M, bias_V, softcap, logit_scale, temperature)
     implementation = _checked(op, problem, backend)
     expect(vocabulary_start >= 0, op, "vocabulary_start", "0 or more", vocabulary_start)
-    parts: Parts = implementation.parts(problem, vocabulary_start=vocabulary_start)
-    return parts
+    max_M, sum_M, target_M = implementation.parts(problem, vocabulary_start=vocabulary_start)
+    inside_M = problem.targets_M - vocabulary_start
+    held_M = (inside_M >= 0) & (inside_M < len(weight_VH))
+    return Parts(max_M, sum_M, target_M, held_M.to(sum_M.dtype))
 
 
-def merge_parts(max_RM: torch.Tensor, sum_RM: torch.Tensor, target_RM: torch.Tensor) -> torch.Tensor:
+def merge_parts(
+    max_RM: torch.Tensor, sum_RM: torch.Tensor, target_RM: torch.Tensor, held_RM: torch.Tensor
+) -> torch.Tensor:
     """Log-probabilities ``(M,)`` from the stacked parts of all shards, <= 0; differentiable in sum and target.
 
-    Every target must lie in one of the shards.
+    A target that lies in none of the shards, or in two, gives NaN (its gradient too), never a number.
 
     Raises:
         ValueError: names the argument, what was expected and what came.
     """
-    check_shards("merge_parts", Parts(max_RM, sum_RM, target_RM))
+    check_shards("merge_parts", Parts(max_RM, sum_RM, target_RM, held_RM))
     max_RM = max_RM.detach()
     peak_M = max_RM.amax(0)
     shift_M = peak_M.masked_fill(peak_M == float("-inf"), 0)
     total_M = (sum_RM * (max_RM - shift_M).exp()).sum(0)
     logprob_M = target_RM.sum(0) - shift_M - total_M.log()
-    return logprob_M - logprob_M.detach().clamp(min=0)  # a rounding overshoot goes, its gradient stays
+    logprob_M = logprob_M - logprob_M.detach().clamp(min=0)  # a rounding overshoot goes, its gradient stays
+    return logprob_M * torch.where(held_RM.sum(0) == 1, 1.0, float("nan")).to(logprob_M.dtype)

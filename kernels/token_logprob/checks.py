@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from trace_fast.errors import ConfigError
+from trace_fast.kernels.common.checks import FACTORS, check_factor, expect
 from trace_fast.kernels.token_logprob.problem import Parts, Problem
-
-
-def expect(ok: bool, op: str, what: str, expected: str, got: object) -> None:
-    if not ok:
-        raise ConfigError(f"{op}: {what}: expected {expected}, got {got}")
 
 
 def readable(tensor: torch.Tensor) -> bool:
@@ -35,9 +30,10 @@ def check_problem(op: str, problem: Problem) -> None:
     for name, tensor in (("weight", weight), ("targets", targets), ("bias", bias)):
         if tensor is not None:
             expect(tensor.device == hidden.device, op, name, f"device {hidden.device}", tensor.device)
-    expect(softcap is None or softcap > 0, op, "softcap", "None or a positive number", softcap)
-    expect(temperature > 0, op, "temperature", "a positive number", temperature)
-    expect(abs(logit_scale) < float("inf"), op, "logit_scale", "a finite number", logit_scale)
+    check_factor(op, "softcap", softcap, optional=True)
+    check_factor(op, "temperature", temperature, optional=False)
+    largest = FACTORS[1]
+    expect(abs(logit_scale) <= largest, op, "logit_scale", f"a number of size up to {largest:.0e}", logit_scale)
 
 
 def check_targets(op: str, problem: Problem, ignore_index: int | None) -> None:
@@ -71,10 +67,10 @@ def check_segments(op: str, cu_targets_S: torch.Tensor, rows: int, device: torch
 
 
 def check_shards(op: str, parts: Parts) -> None:
-    """Stacked parts: three floating (shards, rows) tensors of one shape and device."""
+    """Stacked parts: four floating (shards, rows) tensors of one shape and device."""
     shape = parts.max_M.shape
     expect(len(shape) == 2 and shape[0] > 0, op, "max", "a (shards, rows) tensor", f"shape {tuple(shape)}")
-    for name, tensor in zip(("max", "sum", "target"), parts, strict=True):
+    for name, tensor in zip(("max", "sum", "target", "held"), parts, strict=True):
         expect(tensor.is_floating_point(), op, name, "a floating dtype", tensor.dtype)
         expect(tensor.shape == shape, op, name, f"shape {tuple(shape)}", tuple(tensor.shape))
         expect(tensor.device == parts.max_M.device, op, name, f"device {parts.max_M.device}", tensor.device)

@@ -22,23 +22,29 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trace_fast.kernels.token_logprob.problem import Parts, Problem, Scored, accumulation_dtype, safe_offsets
+from trace_fast.kernels.common.derivatives import first_order_only, refuse_tangents
+from trace_fast.kernels.token_logprob.problem import Problem, RowSums, Scored, accumulation_dtype, safe_offsets
 
 
 class Ops(NamedTuple):
     """The registered ops of one implementation."""
 
+    name: str
     score: Any
     parts: Any
     backward: Any
+
+    def refuse_tangents(self, problem: Problem) -> None:
+        hidden, weight, _, bias = problem[:4]
+        refuse_tangents("token_logprob", self.name, hidden=hidden, weight=weight, bias=bias)
 
 
 def define_ops(name: str, score: Callable[..., Any], parts: Callable[..., Any], backward: Callable[..., Any]) -> Ops:
     """Registers ``trace_fast::token_logprob_{name}``, ``..._parts_{name}`` and ``..._backward_{name}``.
 
     Args:
-        score: (*Problem, starts_S, ignore_index, entropy) -> logprob (M,), entropy (M,) or (0,), mean (S,) or (0,),
-            maximum (M,), sum (M,).
+        score: (*Problem, starts_S, ignore_index, entropy) -> logprob (M,), entropy (M,) or (0,), mean (S,) or (0,) in
+            float64, maximum (M,), sum (M,).
         parts: (*Problem, vocabulary_start) -> maximum, sum, target's logit, each (M,).
         backward: (*Problem, maximum, slope, curve, spike, vocabulary_start, want_hidden, want_weight, want_bias) ->
             gradients in the dtypes of their tensors, (0,) for those not wanted; curve is (0,) when it is zero.
@@ -47,15 +53,23 @@ def define_ops(name: str, score: Callable[..., Any], parts: Callable[..., Any], 
     def op(kind: str, function: Callable[..., Any]) -> Any:
         return torch.library.custom_op(f"trace_fast::token_logprob{kind}_{name}", function, mutates_args=())
 
-    ops = Ops(op("", score), op("_parts", parts), op("_backward", backward))
+    ops = Ops(name, op("", score), op("_parts", parts), op("_backward", backward))
     ops.score.register_fake(_fake_score)
     ops.parts.register_fake(_fake_parts)
     ops.backward.register_fake(_fake_backward)
 
-    def gradients(ctx: Any, tensors: tuple[Any, ...], peak_M: torch.Tensor, factors: Factors, first: int) -> Any:
+    def gradients(
+        ctx: Any,
+        tensors: tuple[Any, ...],
+        peak_M: torch.Tensor,
+        factors: Factors,
+        first: int,
+        upstream: tuple[torch.Tensor, ...],
+    ) -> Any:
         wanted = [ctx.needs_input_grad[place] for place in (0, 1, 3)]
         grads = ops.backward(*tensors, *ctx.settings, peak_M, *factors, first, *wanted)
-        hidden, weight, bias = (grad if want else None for grad, want in zip(grads, wanted, strict=True))
+        kept = [grad if want else None for grad, want in zip(grads, wanted, strict=True)]
+        hidden, weight, bias = first_order_only("token_logprob", name, (*tensors, *upstream), kept)
         return hidden, weight, None, bias, None, None, None
 
     def score_backward(ctx: Any, grad_M: Any, grad_entropy_M: Any, grad_mean_S: Any, *_: Any) -> Any:
@@ -64,15 +78,17 @@ def define_ops(name: str, score: Callable[..., Any], parts: Callable[..., Any], 
         if ctx.ignore_index is not None:  # a NaN in an ignored row, times 0, would still reach the weight
             hidden = hidden.masked_fill(~scored_M[:, None], 0)
         if starts is not None:
-            grad_M = grad_M + _spread_mean(grad_mean_S, starts, scored_M)
+            grad_M = grad_M + _spread_mean(grad_mean_S, starts, scored_M).to(grad_M.dtype)
         unknown_M = scored_M & ((targets < 0) | (targets >= len(weight)))
         factors = _score_factors(grad_M, grad_entropy_M, scored_M, unknown_M, total, entropy)
-        return *gradients(ctx, (hidden, weight, targets, bias), peak, factors, 0), None, None, None
+        upstream = (grad_M, grad_entropy_M)
+        return *gradients(ctx, (hidden, weight, targets, bias), peak, factors, 0, upstream), None, None, None
 
     def parts_backward(ctx: Any, _: Any, grad_sum_M: Any, grad_target_M: Any) -> Any:
         *tensors, peak = ctx.saved_tensors
         factors = Factors(grad_sum_M, peak.new_empty(0), grad_target_M)
-        return *gradients(ctx, tuple(tensors), peak, factors, ctx.vocabulary_start), None
+        upstream = (grad_sum_M, grad_target_M)
+        return *gradients(ctx, tuple(tensors), peak, factors, ctx.vocabulary_start, upstream), None
 
     ops.score.register_autograd(score_backward, setup_context=_keep_score)
     ops.parts.register_autograd(parts_backward, setup_context=_keep_parts)
@@ -137,8 +153,9 @@ def _fake_score(*inputs: Any) -> tuple[torch.Tensor, ...]:
     hidden, starts, entropy = inputs[0], inputs[7], inputs[9]
     rows = hidden.shape[0]
     segments = 0 if starts is None else starts.shape[0] - 1
-    sizes = (rows, rows if entropy else 0, segments, rows, rows)
-    return tuple(hidden.new_empty(size, dtype=accumulation_dtype(hidden)) for size in sizes)
+    dtype = accumulation_dtype(hidden)
+    logprob, entropy_M, peak, total = (hidden.new_empty(n, dtype=dtype) for n in (rows, rows * entropy, rows, rows))
+    return logprob, entropy_M, hidden.new_empty(segments, dtype=torch.float64), peak, total
 
 
 def _fake_parts(*inputs: Any) -> tuple[torch.Tensor, ...]:
@@ -155,9 +172,12 @@ def _fake_backward(*inputs: Any) -> tuple[torch.Tensor, ...]:
 def run_score(
     ops: Ops, problem: Problem, *, starts_S: torch.Tensor | None, ignore_index: int | None, entropy: bool
 ) -> Scored:
+    ops.refuse_tangents(problem)
     logprob, entropy_M, mean_S, _, _ = ops.score(*problem, starts_S, ignore_index, entropy)
     return Scored(logprob, entropy_M if entropy else None, None if starts_S is None else mean_S)
 
 
-def run_parts(ops: Ops, problem: Problem, *, vocabulary_start: int) -> Parts:
-    return Parts(*ops.parts(*problem, vocabulary_start))
+def run_parts(ops: Ops, problem: Problem, *, vocabulary_start: int) -> RowSums:
+    ops.refuse_tangents(problem)
+    sums: RowSums = ops.parts(*problem, vocabulary_start)
+    return sums

@@ -38,12 +38,17 @@ class Scored(NamedTuple):
 class Parts(NamedTuple):
     """What one shard of the vocabulary knows of its rows; ``merge_parts`` puts shards together.
 
-    The log-sum-exp over the shard is max + log(sum); target is the target's logit, 0 where another shard holds it.
+    The log-sum-exp over the shard is max + log(sum); target is the target's logit, 0 where another shard holds it, and
+    held is 1 where this one does, else 0. All four are of one dtype, so that they travel together.
     """
 
     max_M: torch.Tensor
     sum_M: torch.Tensor
     target_M: torch.Tensor
+    held_M: torch.Tensor
+
+
+RowSums = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # of ``Parts``: max, sum, target
 
 
 def accumulation_dtype(hidden_MH: torch.Tensor) -> torch.dtype:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-from trace_fast.kernels.token_logprob.problem import Parts, Problem, Scored, accumulation_dtype
+from trace_fast.kernels.token_logprob.problem import Problem, RowSums, Scored, accumulation_dtype
 
 
 def score(problem: Problem, *, starts_S: torch.Tensor | None, ignore_index: int | None, entropy: bool) -> Scored:
@@ -27,11 +27,11 @@ def score(problem: Problem, *, starts_S: torch.Tensor | None, ignore_index: int 
     if starts_S is None:
         return Scored(logprob_M, entropy_M, None)
     ranges = [slice(first, last) for first, last in pairwise(starts_S.tolist())]
-    means = [logprob_M[rows].sum() / scored_M[rows].sum() for rows in ranges]
-    return Scored(logprob_M, entropy_M, torch.stack(means) if means else logprob_M.new_empty(0))
+    means = [logprob_M[rows].double().sum() / scored_M[rows].sum() for rows in ranges]
+    return Scored(logprob_M, entropy_M, torch.stack(means) if means else logprob_M.new_empty(0, dtype=torch.float64))
 
 
-def parts(problem: Problem, *, vocabulary_start: int) -> Parts:
+def parts(problem: Problem, *, vocabulary_start: int) -> RowSums:
     """See ``token_logprob_parts``."""
     logits_MV = _logits(problem)
     inside_M = problem.targets_M - vocabulary_start
@@ -39,7 +39,7 @@ def parts(problem: Problem, *, vocabulary_start: int) -> Parts:
     found_M = logits_MV.gather(1, inside_M.clamp(0, logits_MV.shape[1] - 1)[:, None])[:, 0]
     max_M = logits_MV.detach().amax(1)
     shift_M = torch.where(max_M == float("-inf"), 0, max_M)
-    return Parts(max_M, (logits_MV - shift_M[:, None]).exp().sum(1), torch.where(here_M, found_M, 0))
+    return max_M, (logits_MV - shift_M[:, None]).exp().sum(1), torch.where(here_M, found_M, 0)
 
 
 def _logits(problem: Problem) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from trace_fast.kernels.token_logprob.ops import define_ops, run_parts, run_score
-from trace_fast.kernels.token_logprob.problem import Parts, Problem, Scored, accumulation_dtype, safe_offsets
+from trace_fast.kernels.token_logprob.problem import Problem, RowSums, Scored, accumulation_dtype, safe_offsets
 
 ROW_BLOCK = 256
 VOCABULARY_CHUNK = 8192
@@ -24,15 +24,17 @@ def score(problem: Problem, *, starts_S: torch.Tensor | None, ignore_index: int 
     """See ``token_logprob`` and ``segment_mean_logprob``."""
     if problem.needs_grad or torch.compiler.is_compiling():
         return run_score(OPS, problem, starts_S=starts_S, ignore_index=ignore_index, entropy=entropy)
+    OPS.refuse_tangents(problem)
     logprob, entropy_M, mean_S, _, _ = _score(*problem, starts_S, ignore_index, entropy)
     return Scored(logprob, entropy_M if entropy else None, None if starts_S is None else mean_S)
 
 
-def parts(problem: Problem, *, vocabulary_start: int) -> Parts:
+def parts(problem: Problem, *, vocabulary_start: int) -> RowSums:
     """See ``token_logprob_parts``."""
     if problem.needs_grad or torch.compiler.is_compiling():
         return run_parts(OPS, problem, vocabulary_start=vocabulary_start)
-    return Parts(*_parts(*problem, vocabulary_start))
+    OPS.refuse_tangents(problem)
+    return _parts(*problem, vocabulary_start)
 
 
 def _score(
@@ -61,15 +63,15 @@ def _score(
         scored_M = targets_M != ignore_index
         entropy_M = entropy_M.masked_fill(~scored_M, 0) if entropy else entropy_M
     logprob_M = logprob_M.masked_fill(unknown_M, float("nan")).masked_fill(~scored_M, 0)
-    mean_S = total_M.new_empty(0)
+    mean_S = total_M.new_empty(0, dtype=torch.float64)
     if starts_S is not None:
-        mean_S = _sum_segments(logprob_M, starts_S) / _sum_segments(scored_M.to(logprob_M.dtype), starts_S)
+        mean_S = _sum_segments(logprob_M, starts_S) / _sum_segments(scored_M, starts_S)
     return logprob_M, entropy_M.contiguous(), mean_S, peak_M[:rows].clone(), total_M[:rows].clone()
 
 
 def _sum_segments(values_M: torch.Tensor, starts_S: torch.Tensor) -> torch.Tensor:
-    """One segment after the other, each in the order of its rows: the same bits in any company."""
-    return torch.segment_reduce(values_M, "sum", offsets=safe_offsets(starts_S, len(values_M)), initial=0)
+    """float64; one segment after the other, each in the order of its rows: the same bits in any company."""
+    return torch.segment_reduce(values_M.double(), "sum", offsets=safe_offsets(starts_S, len(values_M)), initial=0)
 
 
 def _parts(
@@ -81,7 +83,7 @@ def _parts(
     logit_scale: float,
     temperature: float,
     vocabulary_start: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> RowSums:
     problem = Problem(hidden_MH, weight_VH, targets_M, bias_V, softcap, logit_scale, temperature)
     peak_M, total_M, target_M, _ = _sums(problem, vocabulary_start, entropy=False)
     rows = len(targets_M)

@@ -16,6 +16,7 @@ from trace_fast.kernels.token_logprob.tiling import FLOAT32, GROUP, MERGE, NARRO
 TYPES = {
     "targets_M": "*i64",
     "starts_S": "*i32",
+    "mean_S": "*fp64",
     "logit_scale": "fp32",
     "softcap": "fp32",
     "inverse_temperature": "fp32",

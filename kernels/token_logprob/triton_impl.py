@@ -20,7 +20,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trace_fast.kernels.token_logprob import triton_kernels
 from trace_fast.kernels.token_logprob.ops import define_ops, run_parts, run_score
-from trace_fast.kernels.token_logprob.problem import Parts, Problem, Scored
+from trace_fast.kernels.token_logprob.problem import Problem, RowSums, Scored
 from trace_fast.kernels.token_logprob.tiling import GROUP, MERGE, Tiling, choose_splits, choose_tiling, rows_per_slice
 from trace_fast.kernels.token_logprob.triton_cases import compile_cases
 
@@ -52,7 +52,7 @@ def score(problem: Problem, *, starts_S: torch.Tensor | None, ignore_index: int 
     return run_score(OPS, problem, starts_S=starts_S, ignore_index=ignore_index, entropy=entropy)
 
 
-def parts(problem: Problem, *, vocabulary_start: int) -> Parts:
+def parts(problem: Problem, *, vocabulary_start: int) -> RowSums:
     """See ``token_logprob_parts``."""
     return run_parts(OPS, problem, vocabulary_start=vocabulary_start)
 
@@ -124,7 +124,7 @@ class _Scratch:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Results a row or segment, float32; those not asked for have no elements."""
+    """Results a row (float32) or segment (float64); those not asked for have no elements."""
 
     peak_M: torch.Tensor
     total_M: torch.Tensor
@@ -141,7 +141,8 @@ class _Rows:
         unfinished, moments = 0 if finish else rows, rows if entropy else 0
         segments = 0 if starts_S is None else len(starts_S) - 1
         sizes = (rows, rows, unfinished, min(unfinished, moments), rows - unfinished, min(rows - unfinished, moments))
-        results = cls(*(like.new_empty(size, dtype=torch.float32) for size in (*sizes, segments)))
+        tensors = [like.new_empty(size, dtype=torch.float32) for size in sizes]
+        results = cls(*tensors, *[like.new_empty(segments, dtype=torch.float64)])
         if starts_S is not None:  # rows outside every segment are written by nobody
             for result in (results.peak_M, results.total_M, results.logprob_M, results.entropy_M):
                 result.fill_(float("nan"))

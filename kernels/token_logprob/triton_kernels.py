@@ -6,7 +6,7 @@ Imported by ``triton_impl.py`` only. Three kernels and nothing that one program 
     the maximum, the sum of exponentials below it and (for the entropy) their first moment. Nothing is carried from tile
     to tile, so the numbers of a row depend neither on how the tiles are shared out nor on how many rows there are.
 ``merge``      adds the tiles of a row up, in the order of the vocabulary; with segments, one program an answer, whose
-    mean is taken in the order of its rows.
+    mean is taken in float64, in the order of its rows.
 ``gradient``   forms one tile of logits again and writes d loss / d (hidden weight^T + bias) in the input's dtype.
 
 Shapes: M rows, H hidden, V vocabulary (of this shard), T tiles of the vocabulary, C vocabulary entries of one chunk,
@@ -144,8 +144,8 @@ def merge(
     else:
         first = program * BLOCK_M
         last = tl.minimum(first + BLOCK_M, rows)
-    sum_M = tl.zeros([BLOCK_M], tl.float32)
-    count_M = tl.zeros([BLOCK_M], tl.float32)
+    sum_M = tl.zeros([BLOCK_M], tl.float64)
+    count_M = tl.zeros([BLOCK_M], tl.float64)
     for start in range(first, last, BLOCK_M):
         row_M = start + tl.arange(0, BLOCK_M)
         inside_M = row_M < last
@@ -186,8 +186,8 @@ def merge(
                 entropy = tl.log(total_M) - moment_M / total_M
                 entropy = tl.where(scored_M, tl.where(entropy < 0, 0.0, entropy), 0.0)
                 tl.store(entropy_M + row_M, entropy, mask=inside_M)
-            sum_M += tl.where(scored_M, logprob, 0.0)
-            count_M += scored_M.to(tl.float32)
+            sum_M += tl.where(scored_M, logprob, 0.0).to(tl.float64)
+            count_M += scored_M.to(tl.float64)
         else:
             tl.store(row_target_M + row_M, found, mask=inside_M)
             if MOMENT:

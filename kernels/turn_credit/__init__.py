@@ -17,8 +17,6 @@ Suffixes: R rollouts, R1 = R+1, S states of all rollouts, T turns of all rollout
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Literal
 
 import torch
@@ -26,8 +24,10 @@ from torch import Tensor
 
 from trace_fast.config import AdvantageConfig, CreditConfig
 from trace_fast.errors import ConfigError, TraceFastError
+from trace_fast.kernels.common.checks import check_contiguous, why_not_implementation
+from trace_fast.kernels.common.derivatives import refuse_tangents
 from trace_fast.kernels.turn_credit.checks import (
-    check_contiguous,
+    check_advantage_settings,
     check_credit,
     check_credit_form,
     check_outcome_advantages,
@@ -62,15 +62,7 @@ __all__ = [
 @torch.compiler.assume_constant_result  # what a machine can run does not change while a graph is traced
 def why_not(name: str, *, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why implementation ``name`` cannot run tensors of this device and dtype here; ``None`` when it can."""
-    if name not in IMPLEMENTATIONS:
-        return f"expected one of {', '.join(IMPLEMENTATIONS)}, got {name!r}"
-    if name == "reference":
-        return None
-    if name == "triton" and importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
-    implementation = importlib.import_module(f"{__name__}.{name}_impl")  # registers its custom op
-    reason: str | None = implementation.why_not(device, dtype)
-    return reason
+    return why_not_implementation(__name__, IMPLEMENTATIONS, name, device, dtype)
 
 
 @torch.no_grad()
@@ -112,8 +104,10 @@ def turn_credit_flat(
 
     Raises:
         TraceFastError: (a ``ValueError``) a wrong dtype, device or length, offsets that do not increase, a number of
-            states that does not fit T, a log-probability that is NaN, infinite or positive; it names the tensor.
-        ConfigError: (a ``TraceFastError``) the implementation cannot run here; the message says why.
+            states that does not fit T, a log-probability that is NaN, infinite or positive, an outcome advantage beyond
+            1e9; it names the tensor.
+        ConfigError: (a ``TraceFastError``) the implementation cannot run here, or a setting is beyond 1e9 or vanishes
+            in this dtype, so that a result might not be finite; the message says why.
     """
     states = (mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R)
     if backend == "reference":
@@ -163,6 +157,7 @@ def credit_and_advantages(
         )
     check_credit_form(*states, credit)
     check_tokens_form(boundaries_S, loss_mask_N, cu_tokens_R1, group_ids_R, mean_logprobs_S)
+    check_advantage_settings(advantage)
     return _run(
         backend, states, (boundaries_S, loss_mask_N, cu_tokens_R1, group_ids_R), credit, advantage, total_turns
     )
@@ -181,6 +176,9 @@ def _run(
     reason = why_not(backend, device=mean_logprobs_S.device, dtype=mean_logprobs_S.dtype)
     if reason is not None:
         raise ConfigError(f"turn_credit: backend {backend!r} cannot run: {reason}")
+    refuse_tangents(
+        "turn_credit", backend, mean_logprobs_S=mean_logprobs_S, outcome_advantages_R=outcome_advantages_R
+    )
     check_contiguous(
         mean_logprobs_S=mean_logprobs_S,
         cu_states_R1=cu_states_R1,
@@ -190,7 +188,7 @@ def _run(
     if tokens is not None:
         check_contiguous(boundaries_S=tokens[0], loss_mask_N=tokens[1], cu_tokens_R1=tokens[2], group_ids_R=tokens[3])
     if backend == "triton" and mean_logprobs_S.device.type == "cpu":  # the interpreter follows offsets unprotected
-        check_credit(*states, credit)
+        check_credit(*states, credit, 0.0 if tokens is None else advantage.alpha_turn)
         if tokens is not None:
             check_token_turns(tokens[0], cu_states_R1, n_turns_R, tokens[2])
     largest = mean_logprobs_S.numel() - n_turns_R.numel()  # a rollout has a state more than turns, at least
@@ -293,7 +291,7 @@ def token_advantages_flat(
             does not have, a value that is not finite.
     """
     check_token_advantages(
-        token_turns_N, loss_mask_N, cu_tokens_R1, turn_rewards_T, cu_turns_R1, outcome_advantages_R, group_ids_R
+        token_turns_N, loss_mask_N, cu_tokens_R1, turn_rewards_T, cu_turns_R1, outcome_advantages_R, group_ids_R, config
     )
     return token_advantages_reference(
         token_turns_N, loss_mask_N, cu_tokens_R1, turn_rewards_T, cu_turns_R1, outcome_advantages_R, group_ids_R, config

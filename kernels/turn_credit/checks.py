@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trace_fast.config import CreditConfig
-from trace_fast.errors import TraceFastError
+from trace_fast.config import AdvantageConfig, CreditConfig
+from trace_fast.errors import ConfigError, TraceFastError
+from trace_fast.kernels.common.checks import FLOATS, INTEGERS, check_form
 
-FLOATS = (torch.float32, torch.float64)
 OFFSETS = (torch.int32,)
-INTEGERS = (torch.int32, torch.int64)
+# Of settings and outcome advantages: products of three of them and a number of tokens stay within float32.
+LARGEST_SETTING = 1e9  # kLargestCreditSetting of csrc/cpu/turn_credit.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +30,6 @@ class Rule:
     expected: str
     ok: Tensor
     describe: Callable[[int], str]
-
-
-def check_form(name: str, tensor: Tensor, dtypes: Sequence[torch.dtype], like: Tensor, length: int | None) -> None:
-    """Raises unless ``tensor`` is flat, of one of ``dtypes``, on ``like``'s device and ``length`` long (None: any)."""
-    if not isinstance(tensor, Tensor):
-        raise TraceFastError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-    if tensor.ndim != 1:
-        raise TraceFastError(f"{name}: expected a flat tensor (1 dimension), got shape {tuple(tensor.shape)}")
-    if tensor.dtype not in dtypes:
-        raise TraceFastError(f"{name}: expected {' or '.join(str(d) for d in dtypes)}, got {tensor.dtype}")
-    if tensor.device != like.device:
-        raise TraceFastError(f"{name}: expected a tensor on {like.device} like the others, got {tensor.device}")
-    if length is not None and tensor.numel() != length:
-        raise TraceFastError(f"{name}: expected {length} entries, got {tensor.numel()}")
 
 
 def check_offsets_form(name: str, cu: Tensor, like: Tensor, n_segments: int | None = None) -> int:
@@ -73,6 +60,14 @@ def finite_rule(name: str, values: Tensor) -> Rule:
     return Rule(name, "finite numbers", values.isfinite(), lambda i: f"{values[i]} at [{i}]")
 
 
+def outcome_rules(outcome_advantages_R: Tensor) -> list[Rule]:
+    """Outcome advantages that no setting makes overflow."""
+    name, values = "outcome_advantages_R", outcome_advantages_R
+    expected = f"numbers of magnitude up to {LARGEST_SETTING:.9g}"
+    within = Rule(name, expected, values.abs() <= LARGEST_SETTING, lambda i: f"{values[i]} at [{i}]")
+    return [finite_rule(name, values), within]
+
+
 def enforce(rules: Sequence[Rule], *sizes: Tensor) -> list[int]:
     """Raises ``TraceFastError`` for the first rule that is broken; else the integer scalars ``sizes`` on the host."""
     kept = [rule.ok.all().long() for rule in rules]
@@ -89,13 +84,6 @@ def largest(values: Tensor) -> Tensor:
     return values.max() if values.numel() else values.new_zeros(())
 
 
-def check_contiguous(**tensors: Tensor) -> None:
-    """Raises unless every tensor is dense, which compiled code relies on."""
-    for name, tensor in tensors.items():
-        if not tensor.is_contiguous():
-            raise TraceFastError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
-
-
 def check_credit_form(
     mean_logprobs_S: Tensor, cu_states_R1: Tensor, n_turns_R: Tensor, outcome_advantages_R: Tensor, config: CreditConfig
 ) -> None:
@@ -104,20 +92,45 @@ def check_credit_form(
     n_rollouts = check_offsets_form("cu_states_R1", cu_states_R1, mean_logprobs_S)
     check_form("n_turns_R", n_turns_R, INTEGERS, mean_logprobs_S, n_rollouts)
     check_form("outcome_advantages_R", outcome_advantages_R, (mean_logprobs_S.dtype,), mean_logprobs_S, n_rollouts)
-    if config.gap_offset < torch.finfo(mean_logprobs_S.dtype).tiny:
-        raise TraceFastError(
-            f"gap_offset: expected at least {torch.finfo(mean_logprobs_S.dtype).tiny} for {mean_logprobs_S.dtype}, "
-            f"got {config.gap_offset}"
+    # d = gap_offset - score is computed in this dtype, where a smaller offset would be 0 or lose its digits.
+    least = torch.finfo(mean_logprobs_S.dtype).tiny
+    if config.gap_offset < least:
+        raise ConfigError(
+            f"gap_offset: expected at least {least} for {mean_logprobs_S.dtype}, got {config.gap_offset}"
         )
+    _check_setting("gap_offset", config.gap_offset)
+    _check_setting("terminal_scale", config.terminal_scale)
+
+
+def check_advantage_settings(config: AdvantageConfig) -> None:
+    """Settings with which no advantage can overflow."""
+    _check_setting("alpha_out", config.alpha_out)
+    _check_setting("alpha_turn", config.alpha_turn)
+    _check_setting("answer_tail_scale", config.answer_tail_scale)
+
+
+def _check_setting(name: str, value: float) -> None:
+    if not 0 <= value <= LARGEST_SETTING:
+        raise ConfigError(f"{name}: expected a number from 0 to {LARGEST_SETTING:.9g}, got {value}")
 
 
 def check_credit(
-    mean_logprobs_S: Tensor, cu_states_R1: Tensor, n_turns_R: Tensor, outcome_advantages_R: Tensor, config: CreditConfig
+    mean_logprobs_S: Tensor,
+    cu_states_R1: Tensor,
+    n_turns_R: Tensor,
+    outcome_advantages_R: Tensor,
+    config: CreditConfig,
+    alpha_turn: float = 0.0,
 ) -> tuple[int, int]:
-    """Checks the arguments of ``turn_credit_flat``; returns the turns in total and in the longest rollout."""
+    """Checks the arguments of ``turn_credit_flat``; returns the turns in total and in the longest rollout.
+
+    ``alpha_turn`` is what the rewards will be multiplied with, where they will be.
+    """
     check_credit_form(mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R, config)
-    # Below this, a quotient of gaps or a sum over the turns could overflow; no model comes anywhere near it.
-    limit = torch.finfo(mean_logprobs_S.dtype).max * min(config.gap_offset, 1.0) / (2 * max(mean_logprobs_S.numel(), 1))
+    # Below this, a quotient of gaps, a sum over the turns or an advantage made of it could overflow; no model comes
+    # anywhere near it.
+    limit = torch.finfo(mean_logprobs_S.dtype).max / max(alpha_turn, 1.0)
+    limit *= min(config.gap_offset, 1.0) / (2 * max(mean_logprobs_S.numel(), 1))
     states_R = cu_states_R1.diff()
     extra_R = states_R - n_turns_R
     rules = [
@@ -135,7 +148,7 @@ def check_credit(
             (mean_logprobs_S <= 0) & (mean_logprobs_S >= -limit),
             lambda i: f"{mean_logprobs_S[i]} at [{i}]",
         ),
-        finite_rule("outcome_advantages_R", outcome_advantages_R),
+        *outcome_rules(outcome_advantages_R),
     ]
     total, longest = enforce(rules, n_turns_R.sum(), largest(n_turns_R))
     return total, longest
@@ -229,8 +242,10 @@ def check_token_advantages(
     cu_turns_R1: Tensor,
     outcome_advantages_R: Tensor,
     group_ids_R: Tensor,
+    config: AdvantageConfig,
 ) -> None:
     """Checks the arguments of ``token_advantages_flat``."""
+    check_advantage_settings(config)
     check_form("turn_rewards_T", turn_rewards_T, FLOATS, turn_rewards_T, None)
     n_rollouts = check_offsets_form("cu_turns_R1", cu_turns_R1, turn_rewards_T)
     check_offsets_form("cu_tokens_R1", cu_tokens_R1, turn_rewards_T, n_rollouts)
@@ -238,12 +253,19 @@ def check_token_advantages(
     check_form("loss_mask_N", loss_mask_N, (torch.bool,), turn_rewards_T, token_turns_N.numel())
     check_form("outcome_advantages_R", outcome_advantages_R, (turn_rewards_T.dtype,), turn_rewards_T, n_rollouts)
     check_form("group_ids_R", group_ids_R, INTEGERS, turn_rewards_T, n_rollouts)
+    most = torch.finfo(turn_rewards_T.dtype).max / (2 * max(config.alpha_turn, 1.0))
     enforce(
         [
             *offset_rules("cu_turns_R1", cu_turns_R1, turn_rewards_T.numel(), "turn_rewards_T"),
             *offset_rules("cu_tokens_R1", cu_tokens_R1, token_turns_N.numel(), "token_turns_N"),
             finite_rule("turn_rewards_T", turn_rewards_T),
-            finite_rule("outcome_advantages_R", outcome_advantages_R),
+            *outcome_rules(outcome_advantages_R),
+            Rule(
+                "turn_rewards_T",
+                f"numbers of magnitude up to {most:.3g}",
+                turn_rewards_T.abs() <= most,
+                lambda i: f"{turn_rewards_T[i]} at [{i}]",
+            ),
         ]
     )
     last_N = torch.repeat_interleave(cu_turns_R1.diff(), cu_tokens_R1.diff(), output_size=token_turns_N.numel())

@@ -13,17 +13,10 @@ from torch import Tensor
 
 from trace_fast import native
 from trace_fast.errors import TraceFastError
+from trace_fast.kernels.common.checks import why_not_native
 from trace_fast.kernels.turn_credit.outputs import empty_outputs, named_states, named_tokens
 
-
-def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why this implementation cannot run such tensors here; ``None`` when it can."""
-    if device.type != "cpu":
-        return f"the C++ code runs on the CPU, got {device}"
-    if dtype not in (torch.float32, torch.float64):
-        return f"the C++ code takes float32 or float64, got {dtype}"
-    state = native.status()
-    return None if state.available else f"the native module is {state.reason}"
+why_not = why_not_native
 
 
 @torch.library.custom_op("trace_fast::turn_credit_native", mutates_args=(), device_types="cpu")

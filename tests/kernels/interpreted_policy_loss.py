@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from derivative_refusals import expect_first_order_only, expect_no_forward_mode
 from policy_loss_problems import CONFIGS, UNIT, batch, by_hand, check_metrics, run
 
 from trace_fast.errors import TraceFastError
 from trace_fast.kernels.policy_loss import BatchCounts, PolicyLossConfig, why_not
+from trace_fast.kernels.policy_loss import policy_loss as policy_loss_op
 from trace_fast.kernels.policy_loss.triton_impl import policy_loss
 
 LENGTHS = (5, 0, 300, 1, 700, 63, 2)
@@ -121,3 +123,14 @@ def test_custom_op_passes_opcheck() -> None:
     tensors = arguments()
     results = torch.library.opcheck(policy_loss, (tensors[0].requires_grad_(), *tensors[1:]))
     assert set(results.values()) == {"SUCCESS"}
+
+
+def test_derivatives_that_it_does_not_have_are_refused() -> None:
+    old, advantages = -torch.rand(5), torch.randn(5)
+    others = (torch.ones(5, dtype=torch.bool), torch.tensor([0, 2, 5]), PolicyLossConfig(tis_cap=None))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return policy_loss_op(x, old, advantages, *others, backend="triton").loss
+
+    expect_no_forward_mode(loss, -torch.rand(5), "triton")
+    expect_first_order_only(loss, -torch.rand(5), "triton")

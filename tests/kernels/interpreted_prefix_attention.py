@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from derivative_refusals import expect_first_order_only, expect_no_forward_mode
 from span_trees import agent_rollout, tree, visible_pairs
 
 from trace_fast.errors import ConfigError
@@ -360,3 +361,14 @@ def test_what_it_cannot_run_is_named(change: Any, message: str) -> None:
 def test_why_not() -> None:
     assert why_not(torch.device("cpu"), torch.float16) is None
     assert "got torch.float64" in str(why_not(torch.device("cpu"), torch.float64))
+
+
+def test_derivatives_that_it_does_not_have_are_refused() -> None:
+    plan = TritonPlan(SpanRanges.single(5), WHOLE)
+    query, key, value = inputs(5)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return plan.run(x, key, value, scale=0.3, window=None, softcap=None, sinks_H=None)
+
+    expect_no_forward_mode(attend, query, "triton")
+    expect_first_order_only(attend, query, "triton")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from derivative_refusals import expect_first_order_only, expect_no_forward_mode
 
 from trace_fast.errors import ConfigError
 from trace_fast.kernels.token_logprob import (
@@ -163,7 +164,7 @@ def test_means_of_answers(scratch_bytes: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(triton_impl, "SCRATCH_BYTES", scratch_bytes)
     means, logprobs = segment_mean_logprob(backend="triton", **call, **tensors)
     torch.testing.assert_close(logprobs.double(), wanted, rtol=0, atol=slack(tensors))
-    torch.testing.assert_close(means.double(), wanted_means, rtol=0, atol=slack(tensors), equal_nan=True)
+    torch.testing.assert_close(means, wanted_means, rtol=0, atol=slack(tensors), equal_nan=True)
     assert means.isnan().tolist() == [False, False, True, False, False]
     assert torch.equal(means.nan_to_num(1), unsliced[0].nan_to_num(1))
     assert torch.equal(logprobs, unsliced[1])
@@ -376,3 +377,13 @@ def test_what_the_kernels_do_not_take_is_refused_by_name() -> None:
         token_logprob(hidden, weight.float(), targets, backend="triton")
     with pytest.raises(ConfigError, match=r"take float32, bfloat16 or float16 rows, got torch.float64"):
         token_logprob(hidden.double(), weight.double(), targets, backend="triton")
+
+
+def test_derivatives_that_it_does_not_have_are_refused() -> None:
+    hidden, weight, targets = torch.randn(3, 16), torch.randn(20, 16), torch.tensor([0, 19, 5])
+
+    def means(x: torch.Tensor) -> torch.Tensor:
+        return segment_mean_logprob(x, weight, targets, torch.tensor([0, 2, 3]), backend="triton")[0]
+
+    expect_no_forward_mode(means, hidden, "triton")
+    expect_first_order_only(means, hidden, "triton")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from derivative_refusals import expect_no_forward_mode
 from turn_credit_problems import UNIT, batch, in_float64, numbers, run, size_of_terms
 
 from trace_fast.config import AdvantageConfig, CreditConfig
@@ -164,3 +165,22 @@ def test_custom_op_passes_opcheck() -> None:
             turn_credit, (*states, *extra, 7, 3, 0.8, 0.1, 2.0, "log_ratio", True, 1.0, 0.2, "group_mean", 0.05)
         )
         assert set(results.values()) == {"SUCCESS"}
+
+
+def test_a_tangent_is_refused() -> None:
+    tensors = batch(torch.float32, (2, 1), (5, 3))
+
+    def rewards(x: torch.Tensor) -> torch.Tensor:
+        return run(tensors | {"mean_logprobs_S": x}, CreditConfig(), AdvantageConfig(), "triton").credit.rewards_T
+
+    expect_no_forward_mode(rewards, tensors["mean_logprobs_S"], "triton")
+
+
+def test_what_could_overflow_is_refused() -> None:
+    tensors = batch(torch.float32, (2, 1), (5, 3))
+    settings = CreditConfig.model_construct(**dict(CreditConfig()) | {"terminal_scale": 1e39})
+    with pytest.raises(TraceFastError, match="terminal_scale: expected a number from 0 to"):
+        run(tensors, settings, AdvantageConfig(), "triton")
+    tensors["outcome_advantages_R"] = torch.full((2,), 2e9)
+    with pytest.raises(TraceFastError, match="outcome_advantages_R: expected numbers of magnitude up to"):
+        run(tensors, CreditConfig(), AdvantageConfig(), "triton")

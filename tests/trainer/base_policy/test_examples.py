@@ -133,7 +133,9 @@ def test_readings_ask_for_what_their_text_states(library: Library, frame: ChatFr
                 assert answer == f"<answer>{gold}</answer>"
                 assert text.index(gold) < text.index(f"<|im_start|>user\n{question}")
         only = frame.tokenizer.decode(example.ids[example.weights == 1.0])
-        assert re.fullmatch(r"(?:<answer>[^<]+</answer><\|im_end\|>)*", only)  # no tool call is learned here
+        queries = re.findall(r'"query": "([^"]+)"', only)
+        assert set(queries) <= {entity.name for entity in library.world.entities.values()}
+        assert all(text.index(query) < text.index("<tool_call>") for query in queries)
     assert asked > 60
 
 
