@@ -114,8 +114,14 @@ def run(job: Job, work: Path, steps: int) -> None:
     out = work / "runs" / job.folder
     if finished(out, steps):
         return
+    world = work / "world"
     changes = [
         f"out={out}",
+        f"policy.path={work / 'base'}",
+        f"data.train={world / 'questions.train.jsonl'}",
+        f"data.validation={world / 'questions.validation.jsonl'}",
+        f"search.index={world / 'index'}",
+        f"search.corpus={world / 'corpus.jsonl'}",
         f"training.steps={steps}",
         f"training.seed={job.seed}",
         f"algorithm={job.variant.algorithm}",
@@ -125,7 +131,6 @@ def run(job: Job, work: Path, steps: int) -> None:
     print(f"{job.folder} begins", flush=True)
     done = subprocess.run(
         [*command, *(part for change in changes for part in ("--set", change))],
-        cwd=work,
         env=environment,
         capture_output=True,
         text=True,
