@@ -1,7 +1,7 @@
 """Makes the base policy: tokenizer, training text, training, validation, files.
 
 Files of the folder: what ``AutoModelForCausalLM`` and ``AutoTokenizer`` load (weights as safetensors, the chat template
-with the tokenizer), ``validation.json``, and in ``world`` the corpus and the questions of the experiment.
+with the tokenizer), and ``validation.json``. The corpus and the questions of the experiment go into another folder.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from trace_fast.trainer.docworld import World
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-VALIDATION, WORLD = "validation.json", "world"
+VALIDATION = "validation.json"
 _MOST_SEED = 9_999
 
 
 def make_base(
     out: str | os.PathLike[str],
     *,
+    world: str | os.PathLike[str] | None = None,
     seed: int = 0,
     size: str | BaseSize = "small",
     steps: int | None = None,
@@ -49,6 +50,7 @@ def make_base(
     """Writes a base policy into ``out`` and returns its validation record.
 
     Args:
+        world: folder for ``write_experiment``; not written by default.
         seed: of everything; with the same number of threads, the same seed gives the same weights.
         size: a name of ``SIZES``, or numbers of one's own. steps: of the optimiser, instead of the size's.
         threads: of torch; as it is set by default.
@@ -66,11 +68,14 @@ def make_base(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder}: expected a folder that can be written: {error}") from error
+    experiment = experiment_world(seed, chosen)
+    if world is not None:
+        write_experiment(experiment, world)
     with _threads(threads):
-        return _make(folder, seed, chosen, report)
+        return _make(folder, seed, chosen, experiment, report)
 
 
-def _make(folder: Path, seed: int, size: BaseSize, report: Report) -> dict[str, Any]:
+def _make(folder: Path, seed: int, size: BaseSize, world: World, report: Report) -> dict[str, Any]:
     started = time.monotonic()
     corpus = Corpus(seed, size)
     tokenizer = train_tokenizer(corpus.texts(), size.vocabulary)
@@ -83,7 +88,6 @@ def _make(folder: Path, seed: int, size: BaseSize, report: Report) -> dict[str, 
     report(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
     losses = train(model, list(corpus.drills(frame)), examples, size, seed, report)
     report(f"trained ({time.monotonic() - started:.0f} s)")
-    world = experiment_world(seed, size)
     record = {
         "seed": seed,
         "threads": torch.get_num_threads(),
@@ -91,7 +95,6 @@ def _make(folder: Path, seed: int, size: BaseSize, report: Report) -> dict[str, 
         "loss": sum(losses[-50:]) / len(losses[-50:]),
         **validate(model, tokenizer, world, seed=seed, number=size.tasks),
     }
-    write_experiment(world, folder / WORLD)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_atomically(folder / VALIDATION, json.dumps(record, indent=2) + "\n")

@@ -47,8 +47,8 @@ class Corpus:
                 for tool, arguments in ((SEARCH, {"query": query}), (OPEN, {"id": 0}), (FIND, {"pattern": query})):
                     yield json.dumps({"name": tool, "arguments": arguments})
                     yield browser.call(tool, arguments).text
-            for word in (INSTRUCTIONS, names, "system", "user", "assistant", "tool"):
-                yield from [word] * _SEARCHES
+            for part in (f"system\n{INSTRUCTIONS} {names}", "user\n", "assistant\n", "tool\n", "\n"):
+                yield from [part] * _SEARCHES
 
     def drills(self, frame: ChatFrame) -> Iterator[Example]:
         """What is learned first, of worlds without questions."""

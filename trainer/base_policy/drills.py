@@ -43,14 +43,13 @@ class DrillMaker:
     def _drill(self, facts: list[Fact]) -> Example:
         writer = ExampleWriter(self.frame)
         told = {fact: self.library.told(fact, self.dice) for fact in facts}
-        writer.text("\n".join(told.values()) + "\n", READ)
+        writer.text("\n".join(told.values()), READ)
         repeat = self.dice.chance(_REPETITIONS)
         for fact in self.dice.shuffled(facts):
             if repeat:
-                writer.text(told[fact] + "\n", 0.5)
+                writer.text("\n" + told[fact], 0.5)
             else:
                 lookup = self.library.lookups[fact]
-                writer.text(f"<|im_start|>user\n{lookup.question}<|im_end|>\n<|im_start|>assistant\n", 0.0)
+                writer.text(f"\n<|im_start|>user\n{lookup.question}<|im_end|>\n<|im_start|>assistant\n", 0.0)
                 writer.written(f"<answer>{lookup.answers[0]}</answer>")
-                writer.text("\n", 0.0)
         return writer.example()

@@ -46,6 +46,7 @@ class BaseSize:
 
 HEAD_DIM = 64
 MAX_POSITIONS = 2048
+ROPE_THETA = 1e6  # half of a head's channels hardly rotate within an episode, so tokens match at any distance
 SIZES: Mapping[str, BaseSize] = MappingProxyType(
     {
         "tiny": BaseSize(
@@ -72,15 +73,15 @@ SIZES: Mapping[str, BaseSize] = MappingProxyType(
             layers=4,
             heads=2,
             mlp=448,
-            vocabulary=1024,
+            vocabulary=1408,
             naming_worlds=40,
-            worlds=3,
+            worlds=4,
             practice=WorldSize((10, 1, 1), (500, 0, 0), (0.6, 0.4, 0, 0, 0)),
             drills=2500,
-            readings=2000,
-            wanderings=600,
-            drill_steps=800,
-            steps=2200,
+            readings=3000,
+            wanderings=900,
+            drill_steps=400,
+            steps=2600,
             batch=2048,
             rate=5e-3,
             experiment=WorldSize((12, 4, 4), (1500, 300, 300), (0.6, 0.4, 0, 0, 0)),

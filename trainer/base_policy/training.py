@@ -21,7 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from trace_fast.trainer.base_policy.examples import Example
 from trace_fast.trainer.base_policy.initial import draft_copying
-from trace_fast.trainer.base_policy.settings import HEAD_DIM, MAX_POSITIONS, BaseSize
+from trace_fast.trainer.base_policy.settings import HEAD_DIM, MAX_POSITIONS, ROPE_THETA, BaseSize
 from trace_fast.trainer.docworld.dice import Dice
 
 _WARMUP = 0.04  # of the steps
@@ -52,6 +52,7 @@ def new_model(size: BaseSize, vocabulary: int, pad: int, end: int, seed: int) ->
         num_key_value_heads=size.heads,
         head_dim=HEAD_DIM,
         max_position_embeddings=MAX_POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
         tie_word_embeddings=True,
         pad_token_id=pad,
         eos_token_id=end,

@@ -1,10 +1,12 @@
 """The tokenizer of the small policy, trained on practice worlds: a byte-level BPE of about a thousand tokens.
 
-Text is cut before merging so that what is copied keeps its ids wherever it stands: a capitalised word is cut after its
-third letter and a number after its second digit, so that only the first of its pieces depends on whether a space stands
-before it (inside a sentence) or not (at the start of a line, in a query, behind ``<answer>``). What the browser and the
-call format repeat (addresses, the head of a call) is kept whole. Tags and control tokens are added tokens, so nothing
-merges across the seam of opener and answer.
+What is copied has the same ids wherever it stands: a word is encoded with one space before it also where none was
+written, at the start of a line, of a query, or behind a tag such as ``<answer>``, and where several were. Decoding
+writes that space, so decoded text differs in spaces from what was encoded; a query or an answer means the same with it.
+Capitalised words are cut after their second vowel, so that an invented name is two tokens a word, of which the first
+seldom comes twice in a text; numbers are cut after two digits. What the browser and the call format repeat (addresses,
+the head of a call) is kept whole. Tags and control tokens are added tokens, so nothing merges across the seam of opener
+and answer.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Iterable
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from trace_fast.trainer.harness.frame import ChatFrame
@@ -25,16 +27,20 @@ PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TAGS = ("<tool_call>", "</tool_call>", "<answer>", "</answer>", "<think>", "</think>")
 INSTRUCTIONS = "Answer the question with the help of the tools:"
 
+# Replaced in this order, after a space was put before the whole.
+_SPACED = (("\n", "\n "), (" \n", "\n"), ('"query": "', '"query": " '), ("'", "' "), (Regex(" +"), " "))
+_CONSONANT = "[b-df-hj-np-tv-z]"
 _PIECES = "|".join(
     (
-        r"https://[a-z.]+/",
-        r"\{\"name\": \"[a-z.]+\", \"arguments\": \{\"[a-z]+\": \"?",  # the head of a call with one argument
+        r" ?https://[a-z.]+/",
+        r" ?\{\"name\": \"[a-z.]+\", \"arguments\": \{\"[a-z]+\": \"?",  # the head of a call with one argument
         r"\"?\}\}",
-        r"\[[0-9]\] ",
-        r"\n *",
-        r": ",
+        r" ?\[[0-9]\]",
+        r"\n(?= \S)",
+        r"\n ?",
         r" ?[a-z]+",
-        r" ?[A-Z][a-z]{0,2}",
+        rf" ?(?:[AEIOU]|{_CONSONANT.upper()}{_CONSONANT}*[aeiou]+){_CONSONANT}+[aeiou]",  # up to the second vowel
+        r" ?[A-Z][a-z]*",
         r" ?[0-9]{1,2}",
         r"\s",
         r"[^\sA-Za-z0-9]",
@@ -45,6 +51,9 @@ _PIECES = "|".join(
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerBase:
     """A tokenizer with at most ``vocabulary`` ids, the control tokens included, and the chat template."""
     core = Tokenizer(models.BPE())
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(" "), *(normalizers.Replace(old, new) for old, new in _SPACED)]
+    )
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_PIECES), "isolated"),

@@ -30,7 +30,7 @@ class Made:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder, lines = tmp_path_factory.mktemp("base"), list[str]()
-    return Made(folder, make_base(folder, size="tiny", threads=1, report=lines.append), lines)
+    return Made(folder, make_base(folder, world=folder / "world", size="tiny", threads=1, report=lines.append), lines)
 
 
 @pytest.fixture(scope="session")

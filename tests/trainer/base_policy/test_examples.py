@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
+from trace_fast.formats.answers import encode
 from trace_fast.trainer.base_policy.drills import DrillMaker
 from trace_fast.trainer.base_policy.examples import READ, Example
 from trace_fast.trainer.base_policy.experiment import harness_config, questions_of
@@ -24,11 +26,16 @@ from trace_fast.trainer.harness.actions import ActionParser, Answer
 from trace_fast.trainer.harness.call_formats import Call
 from trace_fast.trainer.search.tools import SEARCH
 
-_MESSAGE = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n?", re.DOTALL)
+_MESSAGE = re.compile(r"<\|im_start\|> (\w+)\n (.*?)<\|im_end\|>", re.DOTALL)  # as it is decoded
 
 
 def messages(frame: ChatFrame, example: Example) -> list[tuple[str, str]]:
     return _MESSAGE.findall(frame.tokenizer.decode(example.ids))
+
+
+def again(frame: ChatFrame, text: str) -> str:
+    """The text as it is decoded, in the middle of a longer one."""
+    return frame.tokenizer.decode(encode(frame.tokenizer, text)).strip()
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +47,11 @@ def questions(library: Library) -> list[Question]:
 def transcripts(library: Library, frame: ChatFrame, questions: list[Question]) -> list[Example]:
     wanderer = Wanderer(library, frame, harness_config(), Dice("test"))
     return list(wanderer.transcripts(questions, 60, lookups=0.5))
+
+
+def cleaned(call: Call) -> dict[str, Any]:
+    """The arguments without the space that decoding put before a query."""
+    return {key: value.strip() if isinstance(value, str) else value for key, value in call.arguments.items()}
 
 
 def written(frame: ChatFrame, example: Example) -> Iterator[str]:
@@ -67,9 +79,9 @@ def test_observations_are_what_the_browser_says_to_these_calls(
         browser = library.browser(config.observation_tokens, frame.count_tokens)
         said = [text for role, text in messages(frame, example) if role == "tool"]
         calls = [parser.parse(text).action for text in written(frame, example)][:-1]
-        expected = [browser.call(call.name, call.arguments).text for call in calls if isinstance(call, Call)]
-        assert said == expected
-        assert max(map(frame.count_tokens, said)) <= config.observation_tokens
+        expected = [browser.call(call.name, cleaned(call)).text for call in calls if isinstance(call, Call)]
+        assert said == [again(frame, text) for text in expected]
+        assert max(map(frame.count_tokens, expected)) <= config.observation_tokens
 
 
 def test_weights_follow_who_wrote_a_token(frame: ChatFrame, transcripts: list[Example]) -> None:
@@ -77,9 +89,10 @@ def test_weights_follow_who_wrote_a_token(frame: ChatFrame, transcripts: list[Ex
         text = frame.tokenizer.decode(example.ids[example.weights == 1.0])
         assert text == "".join(f"{message}<|im_end|>" for message in written(frame, example))
         assert set(example.weights.tolist()) <= {0.0, float(np.float32(READ)), 1.0}
-        prompt = frame.tokenizer.decode(example.ids).index("<|im_start|>assistant\n")
-        ids = frame.tokenizer.decode(example.ids)[:prompt]
-        assert not example.weights[: len(frame.tokenizer(ids)["input_ids"])].any()
+        question = next(text for role, text in messages(frame, example) if role == "user")
+        prompt = frame.prompt(question).ids
+        assert np.array_equal(example.ids[: len(prompt)], prompt)
+        assert not example.weights[: len(prompt)].any()
 
 
 def test_a_transcript_fits_into_an_episode(transcripts: list[Example]) -> None:
@@ -101,7 +114,7 @@ def test_the_answer_is_in_what_was_seen_or_proved_by_it(frame: ChatFrame, transc
     unseen = 0
     for example in transcripts:
         *before, (_, last) = messages(frame, example)
-        answer = last.removeprefix("<answer>").removesuffix("</answer>")
+        answer = last.removeprefix("<answer>").removesuffix("</answer>").strip()
         unseen += answer not in "\n".join(text for role, text in before if role == "tool")
     assert unseen <= len(transcripts) // 20  # "nothing", where every search came back empty
 
@@ -130,10 +143,10 @@ def test_readings_ask_for_what_their_text_states(library: Library, frame: ChatFr
             if role == "user" and answer.startswith("<answer>"):
                 asked += 1
                 gold = golds[question]
-                assert answer == f"<answer>{gold}</answer>"
-                assert text.index(gold) < text.index(f"<|im_start|>user\n{question}")
+                assert answer == again(frame, f"<answer>{gold}</answer>")
+                assert text.index(again(frame, gold)) < text.index(question)
         only = frame.tokenizer.decode(example.ids[example.weights == 1.0])
-        queries = re.findall(r'"query": "([^"]+)"', only)
+        queries = re.findall(r'"query": " ([^"]+)"', only)
         assert set(queries) <= {entity.name for entity in library.world.entities.values()}
         assert all(text.index(query) < text.index("<tool_call>") for query in queries)
     assert asked > 60

@@ -24,19 +24,24 @@ def test_what_stands_around_a_question_costs_less_than_60_tokens(frame: ChatFram
 
 
 @pytest.mark.parametrize(
-    "text", ["Garetu Velulgast", "1328", "The Bell and the Quiet Letter", "miller", "Ünïcode → ok", " \n\t"]
+    "text", ["Garetu Velulgast", "1328", "The Bell and the\n12: Quiet Letter", "miller", "Ünïcode → ok", '{"id": 3}}']
 )
-def test_text_comes_back_as_it_was(frame: ChatFrame, text: str) -> None:
-    assert frame.tokenizer.decode(encode(frame.tokenizer, text)) == text
+def test_text_comes_back_but_for_spaces(frame: ChatFrame, text: str) -> None:
+    decoded = frame.tokenizer.decode(encode(frame.tokenizer, text))
+    assert "".join(decoded.split()) == "".join(text.split())
+    assert np.array_equal(encode(frame.tokenizer, decoded), encode(frame.tokenizer, text))
 
 
-def test_a_name_has_the_same_ids_everywhere_but_for_its_first_letters(frame: ChatFrame, library: Library) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("was made by ", "."), ("\n", " was"), ("<answer>", "</answer>"), ('{"query": "', '"}}'), ("for '", "':")],
+)
+def test_a_name_has_the_same_ids_everywhere(frame: ChatFrame, library: Library, before: str, after: str) -> None:
     names = [entity.name for entity in library.world.entities.values()]
-    for name in names:
-        tail = encode(frame.tokenizer, name[3:])
-        for before, after in (("was made by ", "."), ("\n", " was"), ("<answer>", "</answer>"), ('{"query": "', '"}}')):
-            ids = encode(frame.tokenizer, before + name + after)
-            assert any(np.array_equal(ids[i : i + len(tail)], tail) for i in range(len(ids))), (name, before)
+    for name in [*names, "1328", "miller"]:
+        alone = encode(frame.tokenizer, name)
+        ids = encode(frame.tokenizer, before + name + after)
+        assert any(np.array_equal(ids[i : i + len(alone)], alone) for i in range(len(ids))), name
     assert len(names) > 100
 
 

@@ -42,6 +42,6 @@ def test_no_row_for_other_ids(bench, monkeypatch, capsys):
         return lambda *args: [(ids + 1) % bench.VOCABULARY for ids in right(engine)(*args)]
 
     monkeypatch.setattr(bench, "slots", wrong)
-    assert bench.main(SMALL) == 1
+    assert bench.main([*SMALL, "--turns", "1"]) == 1
     assert not bench.RESULTS.exists()
     assert "no speed" in capsys.readouterr().err
