@@ -204,3 +204,14 @@ def damaged_checkpoints(folder: str) -> None:
         except InputError as error:
             messages[name] = str(error)
     (Path(folder) / "messages.json").write_text(json.dumps(messages))
+
+
+def copies_after_steps(folder: str) -> None:
+    """Each process writes its own copy of the parameters that the tensor ranks hold in full, after clipped steps."""
+    policy = tiny_policy({"shard": 2, "tensor": 2})
+    optimizer = Adam(policy.parameters, AdamConfig(lr=1e-2, max_grad_norm=1e-3))
+    for seed in range(4):
+        update_policy(policy, optimizer, tiny_batch(seed), TraceConfig().loss, global_batch=5, budget=80)
+    norms = {n: p.detach() for n, p in policy.parameters.items() if "norm" in n}
+    own = {name: p.to_local().clone().contiguous() for name, p in norms.items()}
+    save_file(own, Path(folder) / f"rank{dist.get_rank()}.safetensors")

@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from trace_fast.trainer.parallel.tensor import local_part
+
 BUCKET_ELEMENTS = 1 << 24  # of one bucket: 64 MiB a copy
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -65,7 +67,7 @@ class Adam:
 
     @torch.no_grad()
     def grad_norm(self) -> float:
-        """Norm of all gradients, over all ranks; the same number on each. Waits for the device."""
+        """Norm of all gradients, over all ranks; it may differ between ranks in the last bit. Waits for the device."""
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -125,7 +127,7 @@ class _Bucket:
 
     def __init__(self, names: list[str], parameters: Mapping[str, nn.Parameter], config: AdamConfig) -> None:
         self._parameters = {name: parameters[name] for name in names}
-        self._own = {name: _local(parameters[name].detach()) for name in names}
+        self._own = {name: local_part(parameters[name].detach()) for name in names}
         pinned = config.offload and next(iter(self._own.values())).is_cuda
         self._offload = config.offload
         self._masters = {
@@ -152,7 +154,7 @@ class _Bucket:
     def take_gradients(self, scale: float) -> None:
         for name, master in self._masters.items():
             parameter = self._parameters[name]
-            gradient = _local(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            gradient = local_part(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             if scale != 1.0:
                 gradient.mul_(scale)
             if self._offload:
@@ -186,7 +188,7 @@ def _bucket_names(parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
     buckets: list[list[str]] = [[]]
     size = 0
     for name, parameter in parameters.items():
-        elements = _local(parameter.detach()).numel()
+        elements = local_part(parameter.detach()).numel()
         if buckets[-1] and size + elements > BUCKET_ELEMENTS:
             buckets.append([])
             size = 0
@@ -199,10 +201,6 @@ def _host_copy(tensor: Tensor, pinned: bool) -> Tensor:
     copy = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
     copy.copy_(tensor)
     return copy
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _placed_like(parameter: Tensor, local: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ from trace_fast.model_spec import LOADER_ERRORS, ModelSpec, model_location, one_
 from trace_fast.trainer.batch import TrainingBatch
 from trace_fast.trainer.microbatches import MicroBatch, microbatches
 from trace_fast.trainer.parallel import ParallelConfig, TrainMesh, shard_policy
-from trace_fast.trainer.parallel.tensor import apply_tensor_parallel, gather_sequence, sum_over_ranks
+from trace_fast.trainer.parallel.tensor import apply_tensor_parallel, gather_sequence, local_part, sum_over_ranks
 
 
 class PolicyConfig(BaseModel):
@@ -109,13 +109,13 @@ class PolicyModule(nn.Module):
         return self._vocabulary_parallel(hidden_NH[tokens.rows_L], tokens, self.tensor_mesh)
 
     def _vocabulary_parallel(self, hidden_LH: Tensor, tokens: PackedTokens, mesh: DeviceMesh) -> Tensor:
-        weight, bias = _local(self.head.weight), self.head.bias
+        weight, bias = local_part(self.head.weight), self.head.bias
         parts = token_logprob_parts(
             hidden_LH,
             weight,
             tokens.targets_L,
             vocabulary_start=mesh.get_local_rank() * len(weight),
-            bias_V=None if bias is None else _local(bias),
+            bias_V=None if bias is None else local_part(bias),
             softcap=self.head.softcap,
             logit_scale=self.head.scale,
             temperature=tokens.temperature,
@@ -262,7 +262,3 @@ def _refuse_dropout(module: PreTrainedModel) -> None:
                 f"policy: expected a model without dropout, got {key} = {value}; the log-probabilities in training "
                 "would not be those of the policy that sampled"
             )
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

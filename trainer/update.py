@@ -65,7 +65,8 @@ def update_policy(
         total = 0.0
         for micro in microbatches(part, budget, rank=policy.mesh.data_rank, n_ranks=policy.mesh.n_data_ranks):
             total += _backward(policy, micro.to(policy.mesh.device), loss, tally, on_policy=len(parts) == 1)
-        norm = optimizer.grad_norm()
+        # Ranks may add the parts of the norm in other orders; copies of a parameter must be scaled by the same number.
+        norm = policy.mesh.from_first(optimizer.grad_norm())
         (total,) = policy.mesh.sum_over_data([total])
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise NonFiniteError(f"expected a finite loss and gradient, got a loss of {total} and a norm of {norm}")

@@ -122,6 +122,10 @@ class TrainMesh:
         dist.all_gather_object(found, own)
         return found
 
+    def from_first(self, own: Any) -> Any:
+        """What the first process gives, on all: for a number that must not differ between ranks in its last bit."""
+        return self.gather_objects(own)[0]
+
     def sum_over_data(self, values: Sequence[float]) -> list[float]:
         """Sums over the data ranks, each counted once, in float64."""
         parts = self.gather_objects(list(values))

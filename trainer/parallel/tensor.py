@@ -77,6 +77,11 @@ def sum_over_ranks(values: Tensor, mesh: DeviceMesh) -> Tensor:
     return partial.redistribute(placements=[Replicate()]).to_local()
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that is spread over a mesh; another tensor is its own part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def _layer_plan(layer: nn.Module) -> dict[str, ParallelStyle]:
     plan: dict[str, ParallelStyle] = {
         "input_layernorm": SequenceParallel(use_local_output=True),

@@ -87,3 +87,13 @@ def test_sizes_that_do_not_fit_are_refused(settings: dict[str, int], processes: 
 
 def test_what_is_left_of_the_processes_is_sharded_over() -> None:
     assert ParallelConfig(replicate=2, tensor=4).sizes(32) == (2, 4, 4)
+
+
+def test_copies_of_a_parameter_stay_equal_bit_for_bit(tmp_path: Path) -> None:
+    """Every rank scales by the same gradient norm, though ranks may add its parts in other orders."""
+    run_ranks(4, "rank_jobs:copies_after_steps", str(tmp_path))
+    ranks = [load_file(tmp_path / f"rank{i}.safetensors") for i in range(4)]
+    assert len(ranks[0]) == 9
+    for a, b in ((0, 1), (2, 3)):  # the tensor ranks of one shard
+        for name, value in ranks[a].items():
+            assert torch.equal(ranks[b][name], value), name
