@@ -28,8 +28,8 @@ from trace_fast.bench.table import growth_lines, table_of
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "score.jsonl"
 REAL = ("tau_bench_airline/gpt-4o-airline.subset.json", "webdancer_chatml_toolcall/sample_traj.jsonl")
-# The last is a pair: 60 turns on a trunk of 8030 tokens, and 30 turns with as many distinct tokens.
-SHAPES = ("T=30,tokens=3820", "T=30,tokens=8030", "T=30/60,total=8762")
+# The last is a pair of as many distinct tokens, the longer trunk just within SmolLM2's 8192 positions.
+SHAPES = ("T=30,tokens=3820", "T=30,tokens=8030", "T=30/60,total=8420")
 REAL_TOKENS = range(3001, 7500)
 
 

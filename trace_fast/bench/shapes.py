@@ -1,7 +1,7 @@
 """Rollouts of random tokens from a few sizes, written ``T=30,tokens=3820``.
 
 ``T=15/30/60,tokens=8030`` is a series: as many tokens cut into more turns, which shows what a turn costs, its branch
-included. ``T=30/60,total=8762`` counts the tokens of the branches too (trunk and branches together), so that the longer
+included. ``T=30/60,total=8420`` counts the tokens of the branches too (trunk and branches together), so that the longer
 series member has the shorter trunk: it shows what cutting the same work into more branches costs. The prompt takes what
 is left when at least a few hundred tokens are set aside and the rest is divided into equal turns.
 """
