@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -239,14 +240,16 @@ def test_a_caller_may_stop_between_packs() -> None:
         del packs
 
 
-def test_one_name_is_registered_and_no_other() -> None:
-    """transformers' table of attention functions has one entry of ours, and its own are its own."""
+def test_two_names_are_registered_and_no_other() -> None:
+    """transformers' table of attention functions has one entry of the scorer's and, with the trainer's rollout engine
+    imported, one of that; its own are its own."""
+    importlib.import_module("trace_fast.trainer.engines.slot_attention")
     ours = {
         name
         for name in ALL_ATTENTION_FUNCTIONS.valid_keys()
         if ALL_ATTENTION_FUNCTIONS[name].__module__.startswith("trace_fast")
     }
-    assert ours == {"trace_fast"}
+    assert ours == {"trace_fast", "trace_fast_slots"}
     assert ALL_ATTENTION_FUNCTIONS["sdpa"].__module__.startswith("transformers.")
     assert _get_current_function_mode_stack() == []
 

@@ -28,7 +28,7 @@ def test_an_attention_that_drops_what_it_is_given(
     drop: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same check that would notice an argument under another name: here one is withheld on purpose."""
-    import trace_fast.model as seam
+    import trace_fast.model_attention as seam
 
     module = tiny_model("gpt-oss" if drop == "s_aux" else "gemma2", dtype)
     tf.Scorer.from_module(module, None)
