@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from training_rollouts import build_random_rollouts, build_random_scores
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from trace_fast.errors import InputError
+from trace_fast.errors import InputError, OutputError
 from trace_fast.trainer.algorithms import TraceConfig, prepare
 from trace_fast.trainer.batch import TrainingBatch, training_batch
 from trace_fast.trainer.checkpoint import Checkpoints, Progress
+from trace_fast.trainer.engines.weights import Bystander
+from trace_fast.trainer.loop import sync_engine
 from trace_fast.trainer.microbatches import microbatches
 from trace_fast.trainer.optimizer import Adam, AdamConfig
-from trace_fast.trainer.parallel import ParallelConfig, TrainMesh
-from trace_fast.trainer.policy import Policy, PolicyConfig
+from trace_fast.trainer.parallel import ParallelConfig, PeerError, TrainMesh
+from trace_fast.trainer.policy import NonFiniteError, Policy, PolicyConfig
 from trace_fast.trainer.update import update_policy
 
 SIZES: dict[str, Any] = {
@@ -181,29 +190,174 @@ def many_saves(folder: str) -> None:
 
 
 def damaged_checkpoints(folder: str) -> None:
-    """Messages of loading a checkpoint without its shard, and one of a model of another size."""
+    """Messages of loading a checkpoint with each of its files missing, empty or cut off, and one of another model."""
     messages = {}
-    for name in ("missing shard", "other model"):
-        policy = tiny_policy({})
-        optimizer = Adam(policy.parameters, AdamConfig())
-        checkpoints = Checkpoints(Path(folder) / name, policy.mesh, keep=2)
-        checkpoints.save(Progress(2, 2, "r", {}), policy, optimizer)
-        checkpoints.wait()
-        path = checkpoints.latest()
-        assert path is not None
-        if name == "missing shard":
-            next(path.glob("*.distcp")).unlink()
-        else:
-            settings = ParallelConfig()
-            other = AutoConfig.for_model("qwen3", **(SIZES | {"intermediate_size": 64}), tie_word_embeddings=True)
-            module = AutoModelForCausalLM.from_config(other, dtype=torch.float32)
-            policy = Policy(module, PolicyConfig(path="tiny", dtype="float32"), policy.mesh, settings)
-            optimizer = Adam(policy.parameters, AdamConfig())
+    policy = tiny_policy({})
+    optimizer = Adam(policy.parameters, AdamConfig())
+    checkpoints = Checkpoints(Path(folder), policy.mesh, keep=2)
+    checkpoints.save(Progress(2, 2, "r", {}), policy, optimizer)
+    checkpoints.wait()
+    path = checkpoints.latest()
+    assert path is not None
+
+    def tried(name: str) -> None:
         try:
             checkpoints.load(path, policy, optimizer)
         except InputError as error:
             messages[name] = str(error)
+
+    for file in sorted(path.iterdir()):
+        whole = file.read_bytes()
+        for damage, content in (("missing", None), ("empty", b""), ("cut off", whole[: len(whole) // 2])):
+            file.unlink()
+            if content is not None:
+                file.write_bytes(content)
+            tried(f"{'shard' if file.suffix == '.distcp' else file.name} {damage}")
+            file.write_bytes(whole)
+    other = AutoConfig.for_model("qwen3", **(SIZES | {"intermediate_size": 64}), tie_word_embeddings=True)
+    module = AutoModelForCausalLM.from_config(other, dtype=torch.float32)
+    policy = Policy(module, PolicyConfig(path="tiny", dtype="float32"), policy.mesh, ParallelConfig())
+    optimizer = Adam(policy.parameters, AdamConfig())
+    tried("other model")
     (Path(folder) / "messages.json").write_text(json.dumps(messages))
+
+
+def a_disk_that_is_full(folder: str) -> None:
+    """The second process cannot write its shard of the second checkpoint; every process writes what it raised."""
+    policy = tiny_policy({"shard": 2})
+    optimizer = Adam(policy.parameters, AdamConfig())
+    checkpoints = Checkpoints(Path(folder) / "checkpoints", policy.mesh, keep=2)
+    checkpoints.save(Progress(1, 1, "r", {}), policy, optimizer)
+    checkpoints.wait()
+    if dist.get_rank() == 1:
+
+        def full(*arguments: Any, **options: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        dcp.FileSystemWriter.write_data = full  # type: ignore[method-assign]
+    checkpoints.save(Progress(2, 2, "r", {}), policy, optimizer)
+    message = ""
+    try:
+        checkpoints.wait()
+    except (OutputError, PeerError) as error:
+        message = str(error)
+    (Path(folder) / f"rank{dist.get_rank()}.txt").write_text(message)
+
+
+def state_on_the_host() -> None:
+    """Parameters whose mesh is another device's (there is none here, so they have no contents), moments on the host."""
+    device_mesh = DeviceMesh("cuda", torch.arange(1), mesh_dim_names=("shard",), _init_backend=False)
+    empty = torch.empty((6, 4), device="meta")
+    parameter = DTensor.from_local(empty, device_mesh, [Shard(0)], run_check=False)
+    own = nn.Parameter(torch.zeros(6, 4))
+    optimizer = Adam({"w": own}, AdamConfig(offload=True))
+    optimizer._parameters["w"] = parameter  # its place; the gradient below comes from its own
+    for moment in (state := optimizer.state()).values():
+        assert isinstance(moment, DTensor)
+        assert (moment.device_mesh.device_type, moment.shape, moment.placements) == ("cpu", (6, 4), (Shard(0),))
+        moment.to_local().fill_(2.0)
+    assert len(state) == 2
+    optimizer._parameters["w"] = own
+    optimizer.step(0.0)  # without a gradient
+    assert [float(moment.mean()) for moment in optimizer.state().values()] == pytest.approx([0.9 * 2.0, 0.98 * 2.0])
+
+
+def masters(folder: str, parallel: dict[str, Any]) -> None:
+    """A model stored in bfloat16 and trained in it, for two steps so small that bfloat16 weights would not move.
+
+    Writes each weight before and after, and the log-probabilities of the first pass.
+    """
+    settings = ParallelConfig(**parallel)
+    mesh = TrainMesh.create(settings, "cpu")
+    module = tiny_module().to(torch.bfloat16)
+    policy = Policy(module, PolicyConfig(path="tiny", dtype="bfloat16"), mesh, settings)
+    assert {parameter.dtype for parameter in policy.parameters.values()} == {torch.float32}
+    batch, found = tiny_batch(), {}
+    found["logprobs"] = policy.batch_logprobs(batch, 200)
+    found |= {f"before.{name}": weight.clone() for name, weight in policy.weights()}
+    optimizer = Adam(policy.parameters, AdamConfig(lr=1e-6, weight_decay=0.0))
+    for _ in range(2):
+        update_policy(policy, optimizer, batch, TraceConfig().loss, global_batch=100, budget=200)
+    found |= {f"after.{name}": weight.clone() for name, weight in policy.weights()}
+    if dist.get_rank() == 0:
+        save_file({k: v.contiguous() for k, v in found.items()}, Path(folder) / "found.safetensors")
+
+
+def one_rank_meets_nan(folder: str) -> None:
+    """The second process alone gets log-probabilities that are none; every process writes what it raised."""
+    policy = tiny_policy({"shard": 2})
+    optimizer = Adam(policy.parameters, AdamConfig())
+    before = {name: p.to_local().clone() for name, p in policy.parameters.items()}
+    logprobs = policy.logprobs
+    if dist.get_rank() == 1:
+        policy.logprobs = lambda micro: logprobs(micro) * float("nan")  # type: ignore[method-assign]
+    message = ""
+    try:
+        update_policy(policy, optimizer, tiny_batch(), TraceConfig().loss, global_batch=100, budget=80)
+    except NonFiniteError as error:
+        message = str(error)
+    assert all(torch.equal(p.to_local(), before[name]) for name, p in policy.parameters.items())
+    assert optimizer.steps == 0
+    (Path(folder) / f"rank{dist.get_rank()}.txt").write_text(message)
+
+
+def uneven_work(folder: str) -> None:
+    """Gathers of uneven parts, work that fails on one process, then a batch with one trained rollout and an empty one.
+
+    Every process writes what it got.
+    """
+    policy = tiny_policy({"shard": 2})
+    mesh, rank = policy.mesh, dist.get_rank()
+    found: dict[str, Any] = {"gathered": mesh.gather_objects(["x" * 1000] * rank), "first": mesh.from_first(rank)}
+
+    def fails() -> None:
+        if rank == 1:
+            raise InputError("q.jsonl:3: is none")
+
+    try:
+        mesh.together(fails)
+    except (InputError, PeerError) as error:
+        found["failure"] = [type(error).__name__, str(error)]
+    optimizer = Adam(policy.parameters, AdamConfig(lr=1e-2, weight_decay=0.0))
+    whole = tiny_batch()
+    assert whole.advantages_N is not None
+    for name, kept in (("one", int(whole.trained_tokens_R.argmax())), ("none", -1)):
+        batch = whole.with_advantages(whole.advantages_N, torch.arange(whole.n_rollouts) == kept)
+        before = {n: p.to_local().clone() for n, p in policy.parameters.items()}
+        result = update_policy(policy, optimizer, batch, TraceConfig().loss, global_batch=4, budget=80)
+        moved = any(not torch.equal(p.to_local(), before[n]) for n, p in policy.parameters.items())
+        trained = result.metrics.get("trained_tokens", 0)
+        found[name] = [result.optimizer_steps, result.tokens, trained, moved, result.metrics["grad_norm"] > 0]
+    (Path(folder) / f"rank{rank}.json").write_text(json.dumps(found))
+
+
+class Sink:
+    """An engine that takes ``most`` weights and then fails."""
+
+    def __init__(self, most: int) -> None:
+        self.taken: list[str] = []
+        self._most = most
+
+    def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        for name, _ in weights:
+            if len(self.taken) == self._most:
+                raise OutputError("the server has gone")
+            self.taken.append(name)
+
+
+def weights_for_one_engine(folder: str) -> None:
+    """The first process's engine gets all weights, then fails after three; the other only helps to gather them."""
+    policy = tiny_policy({"shard": 2})
+    found: dict[str, Any] = {}
+    for name, most in (("all", 100), ("three", 3)):
+        engine = Sink(most) if dist.get_rank() == 0 else Bystander()
+        try:
+            sync_engine(SimpleNamespace(engine=engine, policy=policy, mesh=policy.mesh), 1)  # type: ignore[arg-type]
+        except (OutputError, PeerError) as error:
+            found[f"{name} failed"] = f"{type(error).__name__}: {error}"
+        found[name] = len(engine.taken) if isinstance(engine, Sink) else None
+    found["after"] = policy.mesh.gather_objects(dist.get_rank())  # nobody is left behind in another collective
+    (Path(folder) / f"rank{dist.get_rank()}.json").write_text(json.dumps(found))
 
 
 def copies_after_steps(folder: str) -> None:

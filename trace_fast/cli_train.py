@@ -40,8 +40,10 @@ def run_train(path: str, changes: Sequence[str], *, resume: bool, dry_run: bool)
         with open_run(config, inputs) as (run, begin):
             if begin:
                 run.log.warn(f"continuing after step {begin}")
-            done = train(run, begin=begin)
-    return EXIT_DONE if done == config.training.steps else STOPPED
+            if begin >= config.training.steps:
+                run.log.warn(f"training.steps = {config.training.steps}: nothing is left to train")
+            finished = train(run, begin=begin)
+    return EXIT_DONE if finished else STOPPED
 
 
 def run_rollout(path: str, changes: Sequence[str], *, questions: str, out: str, samples: int, overwrite: bool) -> int:
@@ -53,6 +55,7 @@ def run_rollout(path: str, changes: Sequence[str], *, questions: str, out: str, 
     config = read_config(path, changes)
     if Path(out).exists() and not overwrite:
         raise OutputError(f"{out} exists; replace it with --overwrite, or give another name")
+    _check_place(out)
     sampled = _sampled(config, questions, samples, evaluation=False)
     write_rollouts(out, sampled.rollouts)
     say(f"{plural(len(sampled.rollouts), 'rollout')} written to {out}")
@@ -69,6 +72,8 @@ def run_eval(path: str, changes: Sequence[str], *, questions: str | None, out: s
     questions = questions or config.data.validation
     if questions is None:
         raise ConfigError(f"{path}: data.validation: is required, or give --questions")
+    if out is not None:
+        _check_place(out)
     sampled = _sampled(config, questions, config.evaluation.samples, evaluation=True)
     if out is not None:
         write_rollouts(out, sampled.rollouts)
@@ -86,6 +91,16 @@ def _plan(config: TrainConfig) -> list[str]:
 def _asked_for(config: TrainConfig) -> int:
     """Processes that the mesh asks for, where no launcher says how many there are."""
     return config.parallel.replicate * max(config.parallel.shard, 1) * config.parallel.tensor
+
+
+def _check_place(out: str) -> None:
+    """Before anything is sampled: a file can be made there, and one process does it."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ConfigError(
+            "expected one process, since this command does not divide its work; start it without a launcher"
+        )
+    if out != "-" and (not Path(out).resolve().parent.is_dir() or Path(out).is_dir()):
+        raise OutputError(f"{out}: expected the name of a file in a folder that exists")
 
 
 def _sampled(config: TrainConfig, questions: str, samples: int, *, evaluation: bool) -> SampledGroups:

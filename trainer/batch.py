@@ -196,7 +196,7 @@ def training_batch(
         TraceFastError: no rollout, one given twice, scores or keys of other rollouts, 2^31 tokens or more.
         ConfigError: ``temperature`` or ``top_p`` with which sampled tokens cannot be trained exactly.
     """
-    _check_sampling(temperature, top_p)
+    check_sampling(temperature, top_p)
     _check_rollouts(rollouts, scores)
     lengths = [len(rollout.input_ids) for rollout in rollouts]
     if sum(lengths) >= 2**31:
@@ -268,7 +268,8 @@ def _mean_logprobs(scores: Sequence[RolloutScore] | None, dtype: torch.dtype) ->
     return torch.from_numpy(np.concatenate([score.mean_logprobs for score in scores])).to(dtype)
 
 
-def _check_sampling(temperature: float, top_p: float) -> None:
+def check_sampling(temperature: float, top_p: float) -> None:
+    """Raises ConfigError where tokens that were sampled so cannot be trained on exactly."""
     if not (math.isfinite(temperature) and temperature > 0):
         raise ConfigError(
             f"temperature: expected a positive number, got {temperature}; tokens chosen greedily have no "

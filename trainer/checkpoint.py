@@ -9,6 +9,7 @@ that you wrote.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -17,13 +18,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from trace_fast.atomic_write import sync_folder, write_atomically
-from trace_fast.errors import InputError
+from trace_fast.errors import InputError, OutputError
 from trace_fast.trainer.optimizer import Adam
 from trace_fast.trainer.parallel import TrainMesh
 from trace_fast.trainer.policy import Policy
@@ -41,10 +43,10 @@ class Progress:
         reference: hash of the frozen model. settings: those that decide numbers (``TrainConfig.deciding``).
     """
 
-    step: int
-    optimizer_steps: int
+    step: NonNegativeInt
+    optimizer_steps: NonNegativeInt
     reference: str
-    settings: dict[str, Any]
+    settings: dict[str, dict[str, Any]]
 
 
 class Checkpoints:
@@ -62,33 +64,46 @@ class Checkpoints:
                 shutil.rmtree(left)
 
     def save(self, progress: Progress, policy: Policy, optimizer: Adam) -> None:
-        """Takes a copy of the state and writes it in the background; waits for the save before this one first."""
+        """Takes a copy of the state and writes it in the background; waits for the save before this one first.
+
+        Raises:
+            OutputError: the folder, or the checkpoint before this one, cannot be written.
+        """
         self.wait()
-        hidden = self._hidden(progress.step)
-        if self._mesh.is_first:
-            shutil.rmtree(hidden, ignore_errors=True)
-            hidden.mkdir(parents=True)
-            write_atomically(hidden / DESCRIPTION, json.dumps(_to_json(progress), indent=2) + "\n")
-        self._mesh.gather_objects(None)  # the folder is there
+        self._mesh.together(lambda: self._begin(progress))
         future = async_save(
             _state(policy, optimizer),
-            storage_writer=FileSystemWriter(hidden, sync_files=True),
+            storage_writer=FileSystemWriter(self._hidden(progress.step), sync_files=True),
             process_group=self._group,
         )
         assert isinstance(future, Future)
         self._saving = (progress.step, future)
 
+    def _begin(self, progress: Progress) -> None:
+        hidden = self._hidden(progress.step)
+        if self._mesh.is_first:
+            shutil.rmtree(hidden, ignore_errors=True)
+            hidden.mkdir(parents=True)
+            write_atomically(hidden / DESCRIPTION, json.dumps(_to_json(progress), indent=2) + "\n")
+
     def wait(self) -> None:
-        """Until the running save is finished and has its name. Raises what went wrong in it."""
+        """Until the running save is finished and has its name.
+
+        Raises:
+            OutputError: it could not be written; what is there under a right name is whole.
+        """
         if self._saving is None:
             return
         step, future = self._saving
         self._saving = None
-        future.result()
-        self._mesh.gather_objects(None)
-        if self._mesh.is_first:
-            self._publish(step)
-        self._mesh.gather_objects(None)
+        self._mesh.together(lambda: self._finished(step, future))
+        self._mesh.together(lambda: self._publish(step) if self._mesh.is_first else None)
+
+    def _finished(self, step: int, future: Future[Any]) -> None:
+        try:
+            future.result()
+        except (CheckpointException, OSError, RuntimeError) as error:
+            raise OutputError(f"{self._folder / NAME.format(step)}: cannot be written: {_reason(error)}") from error
 
     def poll(self) -> None:
         """Gives a save that has finished its name; does not wait for one that runs."""
@@ -109,7 +124,7 @@ class Checkpoints:
         try:
             load(_state(policy, optimizer), checkpoint_id=path, process_group=self._group)
         except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
-            raise InputError(f"{path}: expected a checkpoint of this policy: {error}") from error
+            raise InputError(f"{path}: expected a checkpoint of this policy: {_reason(error)}") from error
         optimizer.restored(progress.optimizer_steps)
         return progress
 
@@ -122,7 +137,7 @@ class Checkpoints:
             self._remove(final)
         self._hidden(step).rename(final)
         sync_folder(self._folder)
-        for old in sorted(self._folder.glob("step-*"))[: -self._keep]:
+        for old in _whole(self._folder)[: -self._keep]:
             self._remove(old)
 
     def _remove(self, path: Path) -> None:
@@ -135,21 +150,36 @@ class Checkpoints:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint in a folder of checkpoints."""
-    return max(folder.glob("step-*"), default=None)
+    return next(reversed(_whole(folder)), None)
 
 
 def read_progress(path: Path) -> Progress:
     """What the checkpoint's ``trainer.json`` says.
 
     Raises:
-        InputError: it is missing, or none; it names the file.
+        InputError: it is missing, or none; it names the file and the key.
     """
     file = path / DESCRIPTION
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-        return Progress(**{name: record[name] for name in Progress.__dataclass_fields__})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{file}: expected the description of a checkpoint: {error!r}") from error
+        return TypeAdapter(Progress).validate_json(file.read_bytes(), strict=True)
+    except OSError as error:
+        raise InputError(f"{file}: expected the description of a checkpoint: {error}") from error
+    except ValidationError as error:
+        places = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}".removeprefix(": ") for p in error.errors())
+        raise InputError(f"{file}: expected the description of a checkpoint: {'; '.join(places)}") from error
+
+
+def _whole(folder: Path) -> list[Path]:
+    """The folders with a checkpoint's name, by step."""
+    named = ((re.fullmatch(r"step-(\d{6,})", path.name), path) for path in folder.glob("step-*") if path.is_dir())
+    return [path for _, path in sorted((int(match[1]), path) for match, path in named if match)]
+
+
+def _reason(error: BaseException) -> str:
+    """Without the traces that torch puts into its message."""
+    if isinstance(error, CheckpointException):
+        return "; ".join(f"process {rank}: {failure!r}" for rank, (failure, _) in error.failures.items())
+    return repr(error)
 
 
 def _state(policy: Policy, optimizer: Adam) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Settings of a training run, from a TOML file: hyperparameters under their usual names, the paper's as defaults.
 
 Unknown keys are refused, with the nearest known one. ``--set a.b=c`` changes one value; ``c`` is read as TOML, or as a
-string where it is none.
+string where it is none. TOML has no null: ``"none"`` stands for it where a setting may be ``None``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tomllib
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -22,6 +22,8 @@ from trace_fast.trainer.harness.config import HarnessConfig
 from trace_fast.trainer.optimizer import AdamConfig
 from trace_fast.trainer.parallel import ParallelConfig
 from trace_fast.trainer.policy import PolicyConfig
+
+Name = Annotated[str, Field(min_length=1)]  # of a file, folder or model: an empty one would be the current folder
 
 
 class _Section(BaseModel):
@@ -35,9 +37,9 @@ class ReferenceConfig(_Section):
     ``kl``: also score every token of the rollouts, for the metric of the policy's divergence.
     """
 
-    path: str | None = None
+    path: Name | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    backend: str = "auto"
+    backend: Literal["auto", "triton", "native", "reference"] = "auto"
     placement: Literal["device", "offload"] = "device"
     alias: Alias = "max"
     max_tokens_per_pack: int | None = Field(None, ge=1)
@@ -50,22 +52,22 @@ class DataConfig(_Section):
     ``validation``: for evaluations.
     """
 
-    train: str
-    validation: str | None = None
+    train: Name
+    validation: Name | None = None
 
 
 class EncoderConfig(_Section):
     """What embeds texts for a vector index: a folder or hub id of sentence-transformers or transformers."""
 
-    path: str
+    path: Name
     kind: Literal["sentence_transformers", "transformers"] = "sentence_transformers"
 
 
 class SearchConfig(_Section):
     """What the browser searches. ``index``: a folder; where it holds no index yet, one is built from ``corpus``."""
 
-    index: str
-    corpus: str | None = None
+    index: Name
+    corpus: Name | None = None
     kind: Literal["bm25", "vectors"] = "bm25"
     encoder: EncoderConfig | None = None
 
@@ -93,7 +95,7 @@ class EngineConfig(_Section):
     concurrency: int = Field(64, ge=1)
     timeout_s: float = Field(120.0, gt=0)
     deadline_s: float = Field(240.0, gt=0)
-    weights: str | None = None
+    weights: Name | None = None
     weights_address: str | None = Field(None, pattern=r"^[^:\s]+:\d{1,5}$")
     processed_logprobs: bool = False
 
@@ -162,7 +164,7 @@ class LoggingConfig(_Section):
 class TrainConfig(_Section):
     """All settings of a run. ``out`` is its folder."""
 
-    out: str
+    out: Name
     policy: PolicyConfig
     data: DataConfig
     search: SearchConfig
@@ -187,10 +189,19 @@ class TrainConfig(_Section):
         return self
 
     def deciding(self) -> dict[str, Any]:
-        """The settings that a resumed run must share to continue as it would have gone on."""
-        settings = self.model_dump(mode="json", exclude={"out", "checkpoint", "evaluation", "logging", "parallel"})
-        del settings["training"]["steps"]
-        return settings
+        """The settings that a resumed run must share to continue as it would have gone on: those of numbers, not of
+        places, times and memory."""
+        return self.model_dump(
+            mode="json",
+            exclude={
+                **dict.fromkeys(("out", "checkpoint", "evaluation", "logging", "parallel"), True),
+                "training": {"steps"},
+                "data": {"validation"},
+                "search": {"index", "corpus"},
+                "reference": {"placement", "max_tokens_per_pack"},
+                "engine": {"url", "concurrency", "timeout_s", "deadline_s", "weights", "weights_address"},
+            },
+        )
 
 
 def read_config(path: str, changes: Sequence[str] = ()) -> TrainConfig:
@@ -203,24 +214,25 @@ def read_config(path: str, changes: Sequence[str] = ()) -> TrainConfig:
         given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: expected TOML: {error}") from error
     for change in changes:
         _apply(given, change)
     try:
-        return TrainConfig.model_validate(given)
+        return TrainConfig.model_validate(_with_nulls(given, [TrainConfig]))
     except ValidationError as error:
         raise ConfigError("\n".join(f"{path}: {line}" for line in _problems(error))) from None
 
 
 def _apply(given: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
-    names = key.strip().split(".")
+    names = [name.strip() for name in key.split(".")]
     if not equals or not all(names):
         raise ConfigError(f"--set: expected section.key=value, got {change!r}")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        read = tomllib.loads(f"value = {text}")
+        value = read["value"] if len(read) == 1 else text.strip()  # with a line break there may be more
+    except (tomllib.TOMLDecodeError, RecursionError):
         value = text.strip()
     section = given
     for name in names[:-1]:
@@ -228,6 +240,19 @@ def _apply(given: dict[str, Any], change: str) -> None:
         if not isinstance(section, dict):
             raise ConfigError(f"--set {change}: {name} is a value, not a section")
     section[names[-1]] = value
+
+
+def _with_nulls(given: dict[str, Any], models: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    """The settings of a section, one of ``models``, with ``None`` for ``"none"`` where that is allowed."""
+    made: dict[str, Any] = {}
+    for key, value in given.items():
+        kinds = [model.model_fields[key].annotation for model in models if key in model.model_fields]
+        if isinstance(value, dict):
+            made[key] = _with_nulls(value, [model for kind in kinds for model in _models(kind)])
+        else:
+            nullable = any(type(None) in typing.get_args(kind) for kind in kinds)
+            made[key] = None if value == "none" and nullable else value
+    return made
 
 
 def _problems(error: ValidationError) -> Iterator[str]:
@@ -243,6 +268,8 @@ def _problems(error: ValidationError) -> Iterator[str]:
             yield f"{shown}.name: expected one of {names}, got {problem['input'].get('name')!r}"
         elif problem["type"] == "union_tag_not_found":
             yield f"{shown}.name: is required"
+        elif problem["type"] in ("model_type", "model_attributes_type"):
+            yield f"{shown}: expected a section, got {problem['input']!r}"
         elif problem["type"] == "missing":
             yield f"{shown}: is required"
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -64,11 +64,19 @@ def _task(where: str, line: str, default_id: str) -> Task:
     if not isinstance(record, dict):
         raise InputError(f"{where}: expected an object, got {type(record).__name__}")
     question, answers = record.get("question"), record.get("answers")
-    if not isinstance(question, str) or not question.strip():
+    if not _is_text(question):
         raise InputError(f"{where}: question: expected text, got {question!r}")
     if isinstance(answers, str):
         answers = [answers]
-    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) and a.strip() for a in answers):
+    if not isinstance(answers, list) or not answers or not all(map(_is_text, answers)):
         raise InputError(f"{where}: answers: expected text or a list of texts, got {answers!r}")
+    name = record.get("id", default_id)
+    if not _is_text(name) and type(name) is not int:
+        raise InputError(f"{where}: id: expected text or an integer, got {name!r}")
     extra = {key: value for key, value in record.items() if key not in KEYS}
-    return Task(id=str(record.get("id", default_id)), question=question, answers=tuple(answers), extra=extra)
+    return Task(id=str(name), question=question, answers=tuple(answers), extra=extra)
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    """A string that is not blank and can be encoded: JSON may hold half a surrogate pair."""
+    return isinstance(value, str) and bool(value.strip()) and not any("\ud800" <= c <= "\udfff" for c in value)

@@ -24,7 +24,8 @@ class TrainPlan:
 
     Args:
         sizes: replicate, shard, tensor. parameters: of the policy.
-        device_bytes, host_bytes: by what they are for. tokens: at most, of one step's rollouts.
+        device_bytes, host_bytes: by what they are for. scoring_bytes: of a reference that comes to the device to
+            score, when gradients and activations are not there. tokens: at most, of one step's rollouts.
         rollouts, optimizer_steps: of one step. rollout_flops, score_flops, update_flops: at most, of one step, over
             all ranks.
     """
@@ -33,6 +34,7 @@ class TrainPlan:
     parameters: int
     device_bytes: dict[str, int]
     host_bytes: dict[str, int]
+    scoring_bytes: int
     rollouts: int
     tokens: int
     optimizer_steps: int
@@ -56,6 +58,8 @@ class TrainPlan:
         for place, parts in (("device", self.device_bytes), ("host", self.host_bytes)):
             rows.append(f"{place} memory a rank".ljust(21) + f"{sum(parts.values()) / GIB:.2f} GiB")
             rows += [f"  {name}".ljust(21) + f"{size / GIB:.2f} GiB" for name, size in parts.items() if size]
+        if self.scoring_bytes:
+            rows.append(f"  while it scores    {self.scoring_bytes / GIB:.2f} GiB more on the device, of the reference")
         rows += [
             f"rollouts a step      {self.rollouts}",
             f"tokens a step        at most {self.tokens:,}",
@@ -108,6 +112,7 @@ def plan_run(config: TrainConfig, policy: ModelSpec, reference: ModelSpec, n_pro
         parameters=weights,
         device_bytes=device,
         host_bytes=host,
+        scoring_bytes=host.get("reference", 0),
         rollouts=rollouts,
         tokens=most,
         optimizer_steps=steps,

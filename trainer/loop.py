@@ -74,9 +74,9 @@ class Stopped(Exception):
     """A signal asked the run to stop; what it has done is saved."""
 
 
-def train(run: Run, *, begin: int = 0) -> int:
-    """Steps ``begin`` .. ``training.steps``; returns the number of steps done, fewer where a signal came."""
-    steps = run.config.training.steps
+def train(run: Run, *, begin: int = 0) -> bool:
+    """Steps ``begin`` .. ``training.steps``; False where a signal stopped it, with what was done saved."""
+    steps = max(run.config.training.steps, begin)
     saved = begin if begin else -1
     step = begin
     try:
@@ -91,12 +91,14 @@ def train(run: Run, *, begin: int = 0) -> int:
                 saved = step
         if run.config.evaluation.every:
             evaluate(run, steps)
+        finished = True
     except Stopped:
         run.log.warn(f"stopping after {step} steps, as a signal asked")
         if saved != step:
             _save(run, step)
+        finished = False
     run.checkpoints.wait()
-    return step
+    return finished
 
 
 def _train_step(run: Run, step: int) -> None:
@@ -115,6 +117,7 @@ def _train_step(run: Run, step: int) -> None:
         result = _update(run, batch)
     except NonFiniteError as error:
         run.log.dump(step, experience.rollouts, [], always=True)
+        run.checkpoints.wait()
         raise NonFiniteError(f"step {step}: {error}; its rollouts are in rollouts/step-{step:06d}.jsonl") from error
     with run.log.phase("sync"):
         sync_engine(run, step + 1)
@@ -123,9 +126,18 @@ def _train_step(run: Run, step: int) -> None:
 
 
 def sync_engine(run: Run, version: int) -> None:
-    """Gives the engine the policy's weights; every process takes part in gathering them."""
-    run.engine.update_weights(run.policy.weights(), version)
-    run.mesh.gather_objects(None)  # nobody samples before the engine has them
+    """Gives the engine the policy's weights; every process takes part in gathering them, also when its engine or
+    another's fails. Nobody samples before all engines have them."""
+    weights = run.policy.weights()
+
+    def update() -> None:
+        try:
+            run.engine.update_weights(weights, version)
+        finally:
+            for _ in weights:  # what a failed engine did not take: the others wait for this process's part of it
+                pass
+
+    run.mesh.together(update)
 
 
 def evaluate(run: Run, step: int) -> Metrics:
@@ -133,10 +145,20 @@ def evaluate(run: Run, step: int) -> Metrics:
     settings = run.config.evaluation
     tasks = run.validation[: settings.questions]
     own = tasks[run.mesh.rank :: run.mesh.n_ranks]
-    seed = _seed(run, EVALUATION)
-    sampled = sample_groups(own, run.examiner, run.engine, seed=seed, samples=settings.samples, attempts=1)
+    sampled = run.mesh.together(
+        lambda: sample_groups(
+            own,
+            run.examiner,
+            run.engine,
+            seed=_seed(run, EVALUATION),
+            samples=settings.samples,
+            attempts=run.config.training.attempts,
+        )
+    )
     _stop_if_asked(run)
-    metrics = rollout_metrics([r for part in run.mesh.gather_objects(sampled.rollouts) for r in part])
+    parts = run.mesh.gather_objects((sampled.rollouts, len(sampled.failures)))
+    metrics = rollout_metrics([rollout for part in parts for rollout in part[0]])
+    metrics["lost_rollouts"] = sum(part[1] for part in parts)
     run.log.evaluation(step, metrics)
     return metrics
 
@@ -145,14 +167,16 @@ def _sample(run: Run, step: int) -> SampledGroups:
     """This process's share of the step's groups, whole."""
     settings = run.config.training
     tasks = step_tasks(run.tasks, step, settings.prompts, settings.seed)
-    return sample_groups(
-        tasks[run.mesh.rank :: run.mesh.n_ranks],
-        run.harness,
-        run.engine,
-        seed=_seed(run, 2 + step),
-        samples=settings.samples,
-        attempts=settings.attempts,
-        incomplete=settings.incomplete_groups,
+    return run.mesh.together(
+        lambda: sample_groups(
+            tasks[run.mesh.rank :: run.mesh.n_ranks],
+            run.harness,
+            run.engine,
+            seed=_seed(run, 2 + step),
+            samples=settings.samples,
+            attempts=settings.attempts,
+            incomplete=settings.incomplete_groups,
+        )
     )
 
 
@@ -161,7 +185,9 @@ def _scored(run: Run, sampled: SampledGroups) -> Experience:
     rollouts, scores = sampled.rollouts, list[RolloutScore]()
     lost = [f"{failure.id}: {failure.error}" for failure in sampled.failures]
     if algorithm(run.config.algorithm.name).needs_scores:
-        scored = run.reference.score(rollouts)
+        scored = run.mesh.together(lambda: run.reference.score(sampled.rollouts))
+        if run.config.training.incomplete_groups == "drop":
+            scored = scored.complete_groups(sampled.rollouts)
         rollouts, scores = scored.rollouts, scored.scores
         lost += map(str, scored.errors)
     parts = run.mesh.gather_objects((rollouts, scores, lost))

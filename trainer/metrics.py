@@ -10,8 +10,11 @@ import numpy as np
 from trace_fast.credit import TurnCredit
 from trace_fast.rollout import Rollout
 from trace_fast.trainer.harness import StopReason
+from trace_fast.trainer.search.tools import FIND, OPEN, SEARCH
 
 Metrics = dict[str, float]
+TOOLS = {SEARCH: "search", OPEN: "open", FIND: "find"}
+UNKNOWN = "unknown"
 COUNTED = ("repeated_queries", "reopened_documents", "repeated_finds", "navigation_errors")
 
 
@@ -23,9 +26,10 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         return {}
     records = [rollout.extra for rollout in rollouts]
     stops = Counter(record["stop_reason"] for record in records)
-    calls = Counter({name: 0 for name in ("search", "open", "find")})
+    calls = Counter(dict.fromkeys((*TOOLS.values(), UNKNOWN), 0))
     for record in records:
-        calls.update({name.rpartition(".")[2]: count for name, count in record["calls"].items()})
+        for name, count in record["calls"].items():  # a policy may call anything by any name
+            calls[TOOLS.get(name, UNKNOWN)] += count
     rewards: dict[str, list[float]] = {}
     for rollout in rollouts:
         assert rollout.reward is not None

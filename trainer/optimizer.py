@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from trace_fast.trainer.parallel.tensor import local_part
 
 BUCKET_ELEMENTS = 1 << 24  # of one bucket: 64 MiB a copy
 MOMENTS = ("exp_avg", "exp_avg_sq")
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class AdamConfig(BaseModel):
@@ -36,7 +38,7 @@ class AdamConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     lr: float = Field(1e-6, gt=0)
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Decay, Decay] = (0.9, 0.98)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.01, ge=0)
     warmup_steps: int = Field(0, ge=0)
@@ -64,6 +66,7 @@ class Adam:
         device = next(iter(parameters.values())).device
         self._streams = (torch.cuda.Stream(device), torch.cuda.Stream(device)) if device.type == "cuda" else None
         self._buckets = [_Bucket(names, self._parameters, config) for names in _bucket_names(self._parameters)]
+        self._host_meshes: dict[DeviceMesh, DeviceMesh] = {}
 
     @torch.no_grad()
     def grad_norm(self) -> float:
@@ -108,12 +111,31 @@ class Adam:
         torch.cuda.current_stream().wait_stream(down)  # gradients may be freed after it
 
     def state(self) -> dict[str, Any]:
-        """Moments by name, as tensors that share memory with the optimiser's own, placed like their parameters."""
+        """Moments by name, as tensors that share memory with the optimiser's own, placed like their parameters.
+
+        All processes call it together.
+        """
         found: dict[str, Any] = {}
         for bucket in self._buckets:
             for name, values in bucket.moments().items():
-                found |= {f"{name}.{kind}": _placed_like(self._parameters[name], values[kind]) for kind in MOMENTS}
+                found |= {f"{name}.{kind}": self._placed_like(self._parameters[name], values[kind]) for kind in MOMENTS}
         return found
+
+    def _placed_like(self, parameter: Tensor, local: Tensor) -> Tensor:
+        """A rank's share as the DTensor that it is a share of, so that a checkpoint fits any other mesh."""
+        if not isinstance(parameter, DTensor):
+            return local
+        mesh = parameter.device_mesh
+        if local.device.type != mesh.device_type:  # on that mesh it would become a copy on the device
+            if mesh not in self._host_meshes:
+                names = mesh.mesh_dim_names
+                self._host_meshes[mesh] = DeviceMesh(local.device.type, mesh.mesh, mesh_dim_names=names)
+            mesh = self._host_meshes[mesh]
+        placed = DTensor.from_local(
+            local, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+        )
+        assert placed.to_local().data_ptr() == local.data_ptr(), "a checkpoint would be loaded into a copy"
+        return placed
 
     def restored(self, steps: int) -> None:
         """After ``state`` and the parameters were filled from a checkpoint."""
@@ -201,17 +223,3 @@ def _host_copy(tensor: Tensor, pinned: bool) -> Tensor:
     copy = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
     copy.copy_(tensor)
     return copy
-
-
-def _placed_like(parameter: Tensor, local: Tensor) -> Tensor:
-    """A rank's share as the DTensor that it is a share of, so that a checkpoint fits any other mesh."""
-    if not isinstance(parameter, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -49,7 +49,7 @@ class PolicyConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    path: str
+    path: str = Field(min_length=1)
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     backend: Literal["auto", "triton", "native", "reference"] = "auto"
 
@@ -145,8 +145,7 @@ class Policy:
         self.spec = ModelSpec.from_config(module.config, config.path)
         self.spec.check_supported()
         _refuse_dropout(module)
-        if mesh.is_first:
-            ReferenceModel.of(module)  # runs a small pack through the seam and compares
+        mesh.together(lambda: ReferenceModel.of(module) if mesh.is_first else None)  # runs a small pack and compares
         dtype = dtype_of(config.dtype)
         self.backends = resolve(config.backend, mesh.device, dtype, head_dim=self.spec.head_dim, training=True)
         module.set_attn_implementation(ATTENTION_NAME)
@@ -154,11 +153,9 @@ class Policy:
         if parallel.activation_checkpointing:
             module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             module.train()  # transformers looks at the mode of a layer; without dropout it changes nothing else
-        torch.nn.Module.to(module, torch.float32)
         tensor_mesh = mesh.tensor if mesh.tensor.size() > 1 else None
         if tensor_mesh is not None:
             apply_tensor_parallel(module, tensor_mesh)
-        torch.nn.Module.to(module, mesh.device)
         self.module = PolicyModule(module, self.backends, tensor_mesh)
         shard_policy(self.module, module.get_decoder().layers, mesh.data, compute_dtype=dtype)
 
@@ -169,7 +166,7 @@ class Policy:
         Raises:
             ModelError: it cannot be loaded; the message carries the loader's reason.
         """
-        return cls(load_module(config.path), config, mesh, parallel)
+        return cls(mesh.together(lambda: load_module(config.path)), config, mesh, parallel)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:

@@ -6,6 +6,7 @@ keeps its hash, and a run refuses to go on with another reference.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,13 @@ class Scored:
     rollouts: list[Rollout]
     scores: list[RolloutScore]
     errors: list[RolloutError]
+
+    def complete_groups(self, given: Sequence[Rollout]) -> Scored:
+        """Without the groups of which a rollout of ``given`` has no score."""
+        whole = Counter(rollout.group for rollout in given)
+        whole.subtract(rollout.group for rollout in self.rollouts)
+        kept = [i for i, rollout in enumerate(self.rollouts) if not whole[rollout.group]]
+        return Scored([self.rollouts[i] for i in kept], [self.scores[i] for i in kept], self.errors)
 
 
 class Reference:

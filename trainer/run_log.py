@@ -30,14 +30,24 @@ SHOWN = ("reward", "success", "turns", "loss", "grad_norm", "kl_to_reference", "
 
 
 class RunLog:
-    """The log of one process; only the first one writes. ``seconds`` collects the phases of the running step."""
+    """The log of one process; only the first one writes. ``seconds`` collects the phases of the running step.
 
-    def __init__(self, folder: Path, config: LoggingConfig, *, writes: bool) -> None:
+    Args:
+        begin: the step that the run goes on with; what an earlier run logged from there on is dropped, so that it is
+            not there twice.
+
+    Raises:
+        InputError: ``metrics.jsonl`` is none; the line is named. ConfigError: tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path, config: LoggingConfig, *, begin: int, writes: bool) -> None:
         self._folder = folder
         self._config = config
         self._writes = writes
         self.seconds: dict[str, float] = {}
-        self._board = _tensorboard(folder) if writes and config.tensorboard else None
+        if writes:
+            self._rewind(begin)
+        self._board = _tensorboard(folder, begin) if writes and config.tensorboard else None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -46,19 +56,18 @@ class RunLog:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
-    def rewind(self, step: int) -> None:
-        """Drops what an earlier run logged from step ``step`` on, so that a resumed run does not log it twice."""
+    def _rewind(self, step: int) -> None:
         path = self._folder / "metrics.jsonl"
-        if not self._writes or not path.exists():
+        if not path.exists():
             return
+        *lines, _ = path.read_bytes().split(b"\n")  # behind the last one is what a kill cut off, or nothing
         kept = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        for number, line in enumerate(lines, start=1):
             try:
-                if line and json.loads(line)["step"] < step:
-                    kept.append(line + "\n")
+                if json.loads(line)["step"] < step:
+                    kept.append(line.decode("ascii") + "\n")
             except (ValueError, KeyError, TypeError) as error:
-                if line.endswith("}"):  # a line that was cut off when the run was killed is dropped
-                    raise InputError(f"{path}:{number}: expected the metrics of a step: {error}") from error
+                raise InputError(f"{path}:{number}: expected the metrics of a step: {error!r}") from error
         write_atomically(path, "".join(kept))
 
     def step(self, step: int, metrics: Mapping[str, float], *, total: int) -> None:
@@ -73,7 +82,6 @@ class RunLog:
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs an evaluation of the policy after ``step`` steps."""
-        self.seconds = {}
         self._append({"step": step, **{f"validation/{name}": value for name, value in metrics.items()}})
         shown = "  ".join(f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics)
         self._say(f"validation after {step} steps  {shown}")
@@ -124,11 +132,11 @@ class RunLog:
             say(text)
 
 
-def _tensorboard(folder: Path) -> Any:
+def _tensorboard(folder: Path, begin: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ConfigError(
             f"logging.tensorboard: needs the package tensorboard: pip install 'trace-fast[train]' ({error})"
         ) from error
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=begin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,10 @@ import torch.distributed as dist
 
 from trace_fast.backends import dtype_of, pick_device
 from trace_fast.cli_terminal import say
-from trace_fast.errors import ConfigError, OutputError
+from trace_fast.errors import ConfigError, InputError, OutputError, RolloutError
 from trace_fast.model import load_tokenizer
 from trace_fast.model_spec import ModelSpec
+from trace_fast.trainer.batch import check_sampling
 from trace_fast.trainer.checkpoint import Checkpoints, latest_checkpoint, read_progress
 from trace_fast.trainer.config import EngineConfig, SearchConfig, TrainConfig
 from trace_fast.trainer.data import read_tasks
@@ -50,7 +52,6 @@ from trace_fast.trainer.stop import StopSignal
 class Inputs:
     """What a run reads, checked; made before any process group starts."""
 
-    spec: ModelSpec
     frame: ChatFrame
     tasks: list[Task]
     validation: list[Task]
@@ -64,16 +65,15 @@ def read_inputs(config: TrainConfig, *, resume: bool) -> Inputs:
         TraceFastError: what is wrong with the settings, a file, or the folder of the run, by name.
     """
     config.parallel.sizes(int(os.environ.get("WORLD_SIZE", 1)))
+    check_sampling(config.harness.temperature, config.harness.top_p)
+    if config.logging.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError("logging.tensorboard: needs the package tensorboard: pip install 'trace-fast[train]'")
     checkpoint = _checkpoint(config, resume=resume)
-    spec = ModelSpec.from_pretrained(config.policy.path)
-    spec.check_supported()
-    if spec.max_positions is not None and config.harness.max_tokens > spec.max_positions:
-        raise ConfigError(
-            f"harness.max_tokens: expected at most the {spec.max_positions} positions of {config.policy.path!r}, got "
-            f"{config.harness.max_tokens}"
-        )
+    _check_model(config)
     frame = _frame(config, config.harness)
-    tasks = read_tasks(config.data.train)
+    _check_reference(config, frame)
+    _check_search(config.search)
+    tasks = _questions(config.data.train, frame)
     if config.training.prompts > len(tasks):
         raise ConfigError(
             f"training.prompts: expected at most the {len(tasks)} questions of {config.data.train}, got "
@@ -81,8 +81,10 @@ def read_inputs(config: TrainConfig, *, resume: bool) -> Inputs:
         )
     if config.evaluation.every and config.data.validation is None:
         raise ConfigError("data.validation: is required, since evaluation.every is not 0")
-    validation = read_tasks(config.data.validation) if config.data.validation is not None else []
-    return Inputs(spec, frame, tasks, validation, checkpoint)
+    validation = []
+    if config.data.validation is not None:
+        validation = _questions(config.data.validation, _frame(config, config.evaluation.harness))
+    return Inputs(frame, tasks, validation, checkpoint)
 
 
 @contextmanager
@@ -93,21 +95,23 @@ def open_run(config: TrainConfig, inputs: Inputs) -> Iterator[tuple[Run, int]]:
         TraceFastError: model, mesh, index or checkpoint do not fit; by name.
     """
     device = pick_device("auto").type
-    folder = Path(config.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _made_folder(config)
     with processes(device), StopSignal() as stop:
         mesh = TrainMesh.create(config.parallel, device)
         index = shared_index(config.search, mesh)
         policy = Policy.load(config.policy, mesh, config.parallel)
         optimizer = Adam(policy.parameters, config.optimizer)
-        reference = Reference.load(config.reference.path or config.policy.path, config.reference, mesh.device)
+        reference = mesh.together(
+            lambda: Reference.load(config.reference.path or config.policy.path, config.reference, mesh.device)
+        )
         checkpoints = Checkpoints(folder / "checkpoints", mesh, keep=config.checkpoint.keep)
         begin = 0
         if inputs.checkpoint is not None:
             begin = _resumed(config, inputs.checkpoint, checkpoints, policy, optimizer, reference)
-        log = RunLog(folder, config.logging, writes=mesh.is_first)
-        log.rewind(begin)
-        engine = open_engine(config, mesh.device, longest=_longest(config), first=mesh.is_first)
+        log = mesh.together(lambda: RunLog(folder, config.logging, begin=begin, writes=mesh.is_first))
+        engine = mesh.together(
+            lambda: open_engine(config, mesh.device, longest=_longest(config), first=mesh.is_first)
+        )
         run = Run(
             config=config,
             mesh=mesh,
@@ -160,10 +164,8 @@ def processes(device: str) -> Iterator[None]:
 
 def shared_index(config: SearchConfig, mesh: TrainMesh) -> SearchIndex:
     """The index of the run; where there is none yet, the first process builds it and the others wait."""
-    if mesh.is_first:
-        build_index(config)
-    mesh.gather_objects(None)
-    return open_index(config.index, encoder=_encoder(config))
+    mesh.together(lambda: build_index(config) if mesh.is_first else None)
+    return mesh.together(lambda: open_index(config.index, encoder=_encoder(config)))
 
 
 def build_index(config: SearchConfig) -> None:
@@ -172,11 +174,10 @@ def build_index(config: SearchConfig) -> None:
     Raises:
         InputError, ConfigError: neither an index nor a corpus to build it from; it names the key.
     """
-    if (Path(config.index) / "index.json").exists():
+    corpus = _corpus_to_index(config)
+    if corpus is None:
         return
-    if config.corpus is None:
-        raise ConfigError(f"search.corpus: is required, since search.index = {config.index!r} holds no index yet")
-    documents, encoder = read_corpus(config.corpus), _encoder(config)
+    documents, encoder = read_corpus(corpus), _encoder(config)
     Path(config.index).mkdir(parents=True, exist_ok=True)
     if encoder is None:
         build_bm25(documents, config.index, report=say)
@@ -229,12 +230,78 @@ def _longest(config: TrainConfig) -> int:
     return max(config.harness.max_tokens, config.evaluation.harness.max_tokens if config.evaluation.every else 0)
 
 
+def _questions(path: str, frame: ChatFrame) -> list[Task]:
+    """The questions of a file; every answer can be scored behind the opener."""
+    tasks = read_tasks(path)
+    for task in tasks:
+        try:
+            frame.answers(task.answers)
+        except RolloutError as error:
+            raise InputError(f"{path}: question {task.id!r}: {error.reason}") from error
+    return tasks
+
+
+def _check_model(config: TrainConfig) -> None:
+    """That policy and reference run in packs, and that their positions are enough."""
+    spec = ModelSpec.from_pretrained(config.policy.path)
+    spec.check_supported()
+    limits = {"harness": config.harness, "evaluation.harness": config.evaluation.harness}
+    for name, limit in limits.items():
+        used = name == "harness" or config.evaluation.every
+        if used and spec.max_positions is not None and limit.max_tokens > spec.max_positions:
+            raise ConfigError(
+                f"{name}.max_tokens: expected at most the {spec.max_positions} positions of {config.policy.path!r}, "
+                f"got {limit.max_tokens}"
+            )
+
+
+def _check_reference(config: TrainConfig, frame: ChatFrame) -> None:
+    """That another reference reads the policy's ids as the policy does."""
+    if config.reference.path is None:
+        return
+    ModelSpec.from_pretrained(config.reference.path).check_supported()
+    theirs = load_tokenizer(config.reference.path).get_vocab()
+    odd = [token for token, number in frame.tokenizer.get_vocab().items() if theirs.get(token) != number]
+    if odd:
+        raise ConfigError(
+            f"reference.path: expected a model with the vocabulary of {config.policy.path!r}, got "
+            f"{config.reference.path!r}, in which {len(odd)} tokens have no or another number, such as {odd[0]!r}"
+        )
+
+
+def _check_search(config: SearchConfig) -> None:
+    """Every row of a corpus that an index is to be built from."""
+    corpus = _corpus_to_index(config)
+    if corpus is not None and not sum(1 for _ in read_corpus(corpus)):
+        raise InputError(f"search.corpus: {corpus}: expected at least one document, got none")
+
+
+def _corpus_to_index(config: SearchConfig) -> str | None:
+    """The corpus, where there is no index yet."""
+    if (Path(config.index) / "index.json").exists():
+        return None
+    if config.corpus is None:
+        raise ConfigError(f"search.corpus: is required, since search.index = {config.index!r} holds no index yet")
+    return config.corpus
+
+
 def _encoder(config: SearchConfig) -> Encoder | None:
     if config.encoder is None:
         return None
     made: Any = {"sentence_transformers": SentenceTransformerEncoder, "transformers": TransformersEncoder}
     encoder: Encoder = made[config.encoder.kind](config.encoder.path)
     return encoder
+
+
+def _made_folder(config: TrainConfig) -> Path:
+    folder = Path(config.out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"out: {config.out!r}: cannot be made: {error}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"out: {config.out!r}: expected a folder that can be written into")
+    return folder
 
 
 def _checkpoint(config: TrainConfig, *, resume: bool) -> Path | None:
@@ -244,6 +311,8 @@ def _checkpoint(config: TrainConfig, *, resume: bool) -> Path | None:
         raise OutputError(f"out: expected a folder, got a file: {folder}")
     found = latest_checkpoint(folder / "checkpoints")
     if resume:
+        if found is not None:
+            _check_settings(config, found)
         return found
     if found is not None or (folder / "metrics.jsonl").exists():
         raise OutputError(f"out: {folder} holds a run; continue it with --resume, or give another folder")
@@ -264,14 +333,19 @@ def _resumed(
             f"{path}: expected the reference {progress.reference} that the run began with, got {reference.hash}; "
             "credit against another reference would be another reward"
         )
-    now = config.deciding()
-    changed = [f"{s}.{k}" for s, old in progress.settings.items() for k in _differing(old, now.get(s))]
-    if changed:
-        raise ConfigError(f"{path}: expected the settings that the run began with; these differ: {', '.join(changed)}")
     return checkpoints.load(path, policy, optimizer).step
 
 
-def _differing(old: Any, new: Any) -> list[str]:
-    if not isinstance(old, dict) or not isinstance(new, dict):
-        return [] if old == new else [""]
-    return [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+def _check_settings(config: TrainConfig, checkpoint: Path) -> None:
+    """That a run which goes on from the checkpoint has the settings that it began with."""
+    old, new = read_progress(checkpoint).settings, config.deciding()
+    changed = [
+        f"{section}.{key}"
+        for section in sorted({*old, *new})
+        for key in sorted({*old.get(section, {}), *new.get(section, {})})
+        if old.get(section, {}).get(key) != new.get(section, {}).get(key)
+    ]
+    if changed:
+        raise ConfigError(
+            f"{checkpoint}: expected the settings that the run began with; these differ: {', '.join(changed)}"
+        )

@@ -29,7 +29,7 @@ class UpdateResult:
         metrics: by name: ``loss``, ``grad_norm`` (before scaling; both means over optimiser steps), ``entropy`` (nats,
             the mean of -log p over the trained tokens: an estimate, as they were sampled from the policy), those of
             ``PolicyLossMetrics`` (weighed by tokens; quantiles are means of the micro-batches' quantiles).
-        optimizer_steps: how many. tokens: rollout tokens forwarded for gradients.
+        optimizer_steps: how many. tokens: of the rollouts that were trained on, each counted for itself.
     """
 
     metrics: dict[str, float]
@@ -55,7 +55,7 @@ def update_policy(
         global_batch: rollouts of an optimiser step. budget: tokens of a micro-batch, of one data rank.
 
     Raises:
-        NonFiniteError: before the optimiser step that it would have spoilt.
+        NonFiniteError: on all processes alike, before the optimiser step that it would have spoilt.
         ConfigError: a rollout is longer than ``budget``.
     """
     parts = optimizer_batches(batch, global_batch)
@@ -63,7 +63,8 @@ def update_policy(
     losses, norms = [], []
     for part in parts:
         total = 0.0
-        for micro in microbatches(part, budget, rank=policy.mesh.data_rank, n_ranks=policy.mesh.n_data_ranks):
+        micros = microbatches(part, budget, rank=policy.mesh.data_rank, n_ranks=policy.mesh.n_data_ranks)
+        for micro in micros:  # to the end, whatever comes out: the other ranks' passes wait for this one's
             total += _backward(policy, micro.to(policy.mesh.device), loss, tally, on_policy=len(parts) == 1)
         # Ranks may add the parts of the norm in other orders; copies of a parameter must be scaled by the same number.
         norm = policy.mesh.from_first(optimizer.grad_norm())
@@ -75,15 +76,17 @@ def update_policy(
         norms.append(norm)
     metrics = tally.merged(policy)
     metrics |= {"loss": _mean(losses), "grad_norm": _mean(norms)}
-    return UpdateResult(metrics, len(parts), int(batch.input_ids_N.numel()))
+    return UpdateResult(metrics, len(parts), sum(part.input_ids_N.numel() for part in parts))
 
 
 def _backward(policy: Policy, micro: MicroBatch, loss: PolicyLossConfig, tally: _Tally, *, on_policy: bool) -> float:
+    """Adds a micro-batch's gradient; its loss, which is NaN where a log-probability of the policy is not finite."""
     logprobs_L = policy.logprobs(micro)
     if on_policy:
         micro = replace(micro, old_logprobs_L=logprobs_L.detach())
     if not bool(logprobs_L.detach().isfinite().all()):
-        raise NonFiniteError("expected finite log-probabilities of the policy, got NaN or infinity in a micro-batch")
+        logprobs_L.sum().backward()
+        return math.nan
     result = micro.loss(logprobs_L, loss)
     result.loss.backward()
     tally.add(result.metrics, float(-logprobs_L.detach().sum(dtype=torch.float64)))

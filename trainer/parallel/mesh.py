@@ -11,18 +11,23 @@ share.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from trace_fast.errors import ConfigError
+from trace_fast.errors import ConfigError, TraceFastError
 
 DIMENSIONS = ("replicate", "shard", "tensor")
+T = TypeVar("T")
+
+
+class PeerError(TraceFastError):
+    """Another process of the run failed; what it says itself is the reason."""
 
 
 class ParallelConfig(BaseModel):
@@ -78,7 +83,7 @@ class TrainMesh:
         mesh = init_device_mesh(device_type, config.sizes(dist.get_world_size()), mesh_dim_names=DIMENSIONS)
         device = torch.device(device_type)
         if device_type == "cuda":
-            device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+            device = torch.device("cuda", torch.cuda.current_device())  # the launcher's choice, set with the group
         return cls(mesh, device)
 
     @property
@@ -117,10 +122,36 @@ class TrainMesh:
     # --- communication over all processes -----------------------------------------------------------------------
 
     def gather_objects(self, own: Any) -> list[Any]:
-        """What every process gives, in order of rank. Sizes may differ; every process must call it."""
+        """What every process gives, in order of rank. Sizes may differ; every process must call it.
+
+        Raises:
+            PeerError: another process has gone.
+        """
         found: list[Any] = [None] * self.n_ranks
-        dist.all_gather_object(found, own)
+        try:
+            dist.all_gather_object(found, own)
+        except RuntimeError as error:  # what torch raises for a closed connection and for its timeout
+            raise PeerError(f"another process of the run ended, or does not answer: {error}") from error
         return found
+
+    def together(self, work: Callable[[], T]) -> T:
+        """What ``work`` gives here, when it is done on every process. What it communicates, it must also when it fails.
+
+        Raises:
+            PeerError: it failed on another process; with that one's rank and message. What it raised here, it raises.
+        """
+        failure: TraceFastError | OSError | None = None
+        try:
+            result = work()
+        except (TraceFastError, OSError) as error:
+            failure = error
+        failures = self.gather_objects(None if failure is None else str(failure))
+        if failure is not None:
+            raise failure
+        for rank, message in enumerate(failures):
+            if message is not None:
+                raise PeerError(f"process {rank} of the run failed: {message}")
+        return result
 
     def from_first(self, own: Any) -> Any:
         """What the first process gives, on all: for a number that must not differ between ranks in its last bit."""

@@ -13,15 +13,23 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 
 def shard_policy(policy: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh, *, compute_dtype: torch.dtype) -> None:
-    """Shards ``policy`` in place, a group of parameters a layer and one for what is left.
+    """Shards ``policy`` in place, a group of parameters a layer and one for what is left; parameters become float32.
+
+    One group after the other is converted, moved to the mesh's device and cut, so that no more than one of them is
+    there in full: a model may be larger than a device.
 
     Args:
         layers: decoder layers inside ``policy``. mesh: of one dimension, or two: (replicate, shard).
         compute_dtype: of the forward and backward passes; gradients are reduced in float32.
     """
     precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    inside = {id(part) for layer in layers for part in layer.modules()}
     for layer in layers:
+        nn.Module.to(layer, torch.float32)
         fully_shard(layer, mesh=mesh, mp_policy=precision)
+    for part in policy.modules():
+        if id(part) not in inside and not list(part.children()):
+            nn.Module.to(part, torch.float32)
     fully_shard(policy, mesh=mesh, mp_policy=precision)
     for module in policy.modules():
         if isinstance(module, FSDPModule):

@@ -48,10 +48,22 @@ def test_a_hidden_folder_is_no_checkpoint(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) is None
     (tmp_path / "step-000003").mkdir()
     (tmp_path / "step-000012").mkdir()
+    (tmp_path / "step-best").mkdir()
+    (tmp_path / "step-000013").write_text("a file")
     assert latest_checkpoint(tmp_path) == tmp_path / "step-000012"
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"step": 3}', None])
+def test_the_newest_is_the_one_with_the_highest_number(tmp_path: Path) -> None:
+    for name in ("step-999999", "step-1000000"):
+        (tmp_path / name).mkdir()
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-1000000"
+
+
+WRONG_STEP = '{"step": "4", "optimizer_steps": 8, "reference": "m", "settings": {}}'
+WRONG_SETTINGS = '{"step": 4, "optimizer_steps": 8, "reference": "m", "settings": {"training": [1]}}'
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"step": 3}', None, WRONG_STEP, WRONG_SETTINGS])
 def test_a_damaged_description_is_named(text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "trainer.json").write_text(text)
@@ -66,9 +78,22 @@ def test_a_description_comes_back(tmp_path: Path) -> None:
     assert read_progress(tmp_path) == progress
 
 
-def test_shards_that_are_damaged_or_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
+def test_damage_at_any_file_and_another_model_are_refused_by_name(tmp_path: Path) -> None:
     run_ranks(1, "rank_jobs:damaged_checkpoints", str(tmp_path))
     messages = json.loads((tmp_path / "messages.json").read_text())
-    assert set(messages) == {"missing shard", "other model"}
+    files = ("shard", ".metadata", "trainer.json")
+    assert set(messages) == {"other model"} | {f"{f} {d}" for f in files for d in ("missing", "empty", "cut off")}
     for name, message in messages.items():
-        assert f"{tmp_path / name / 'step-000002'}: expected a checkpoint of this policy" in message, name
+        assert str(tmp_path / "step-000002") in message, name
+        expected = "the description of a checkpoint" if name.startswith("trainer") else "a checkpoint of this policy"
+        assert f": expected {expected}: " in message, name
+        assert "Traceback" not in message, name
+
+
+def test_a_disk_that_is_full_ends_all_ranks_and_leaves_whole_checkpoints_only(tmp_path: Path) -> None:
+    run_ranks(2, "rank_jobs:a_disk_that_is_full", str(tmp_path))
+    for rank in range(2):
+        message = (tmp_path / f"rank{rank}.txt").read_text()
+        assert f"{tmp_path / 'checkpoints' / 'step-000002'}: cannot be written: process 1: OSError(28, " in message
+        assert "Traceback" not in message
+    assert latest_checkpoint(tmp_path / "checkpoints") == tmp_path / "checkpoints" / "step-000001"

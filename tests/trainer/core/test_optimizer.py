@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ranks import run_ranks
 from torch import nn
 
 from trace_fast.trainer.optimizer import Adam, AdamConfig
@@ -80,7 +81,7 @@ def test_the_learning_rate_rises_over_the_warm_up() -> None:
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_a_parameter_without_gradient_has_state_and_only_decays(offload: bool) -> None:
+def test_a_parameter_without_gradient_has_state_and_only_decays_prime_rl_2800(offload: bool) -> None:
     """A checkpoint holds the same names whether or not every parameter has had a gradient."""
     params = parameters()
     optimizer = Adam(params, AdamConfig(lr=0.1, weight_decay=0.5, offload=offload))
@@ -110,3 +111,8 @@ def test_state_shares_memory_and_restoring_continues_bit_for_bit() -> None:
             o.step(o.grad_norm())
     for name, value in params.items():
         assert torch.equal(others[name], value), name
+
+
+def test_on_the_host_its_state_is_its_own_memory_whatever_the_parameters_device() -> None:
+    """A DTensor on the parameter's mesh would be a copy on the device: a checkpoint would be loaded into that copy."""
+    run_ranks(1, "rank_jobs:state_on_the_host")

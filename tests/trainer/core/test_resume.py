@@ -89,7 +89,9 @@ def test_killed_in_every_phase_it_continues_bit_for_bit(small_world: Path, unint
         assert (out / "rollouts" / name).read_bytes() == (uninterrupted / "rollouts" / name).read_bytes(), name
 
 
-def test_another_reference_is_refused_on_resume(small_world: Path, uninterrupted: Path, tmp_path: Path) -> None:
+def test_another_reference_is_refused_on_resume_nemo_rl_3722(
+    small_world: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
     """Re-anchoring the reference to the trained policy would make every later credit another one."""
     path = latest_checkpoint(uninterrupted / "checkpoints")
     assert path is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 from small_world import config
 
-from trace_fast.errors import OutputError, TraceFastError
+from trace_fast.cli_train import run_eval, run_rollout
+from trace_fast.errors import ConfigError, InputError, OutputError, TraceFastError
 from trace_fast.formats import read_rollouts
 from trace_fast.model import load_tokenizer
 from trace_fast.rollout import Rollout
@@ -32,7 +34,9 @@ def started(arguments: list[str], *, processes: int = 1) -> subprocess.Popen[str
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "-m"]
     command = [*launcher, "trace_fast", *arguments] if processes > 1 else [*COMMAND, *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
 
 
 def ran(arguments: list[str], *, processes: int = 1) -> tuple[int, str]:
@@ -113,6 +117,31 @@ def test_a_signal_saves_and_the_run_can_be_continued(settings: Path, tmp_path: P
     assert [line["step"] for line in metrics(out)] == list(range(done + 1))
 
 
+def test_one_ctrl_c_reaches_two_tensor_ranks_twice_and_one_process_goes_on(settings: Path, tmp_path: Path) -> None:
+    """The terminal's signal goes to the launcher and to its children, and the launcher passes it on. One question a
+    step: a rank has none to sample."""
+    out = tmp_path / "out"
+    changes = ["training.steps=500", "checkpoint.every=400", "evaluation.every=0", "training.prompts=1"]
+    options = ["train", str(settings), *(part for change in changes for part in ("--set", change))]
+    process = started([*options, "--set", "parallel.tensor=2"], processes=2)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not ((out / "metrics.jsonl").exists() and len(metrics(out)) >= 2):
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    done = len(metrics(out))
+    assert f"stopping after {done} steps, as a signal asked" in output
+    assert [path.name for path in (out / "checkpoints").iterdir()] == [f"step-{done:06d}"]
+    code, output = ran([*options, "--set", f"training.steps={done + 1}", "--resume"])
+    assert code == 0, output
+    assert [line["step"] for line in metrics(out)] == list(range(done + 1))
+    assert all(sum(v for k, v in line.items() if k.startswith("stop/")) == pytest.approx(1) for line in metrics(out))
+    code, output = ran([*options, "--set", "training.steps=1", "--resume"])  # fewer than are done
+    assert code == 0, output
+    assert "training.steps = 1: nothing is left to train" in output
+    assert len(metrics(out)) == done + 1
+
+
 def test_a_loss_that_is_no_number_stops_the_run_and_saves_its_rollouts(settings: Path, tmp_path: Path) -> None:
     changes = ["logging.rollouts=0", "evaluation.every=0", "checkpoint.every=1"]
     config = read_config(str(settings), changes)
@@ -163,6 +192,12 @@ def test_an_engine_that_fails_everything_says_why(settings: Path) -> None:
         ("training.prompts=1000", "training.prompts: expected at most the "),
         ("training.microbatch_tokens=10", "training.microbatch_tokens: expected at least harness.max_tokens = 600"),
         ("parallel.shard=3", "expected replicate x shard x tensor to be the number of processes, 1; got 1 x 3 x 1 = 3"),
+        ("harness.top_p=0.9", "top_p: expected 1 for rollouts that are trained on, got 0.9"),
+        ("harness.temperature=0", "temperature: expected a positive number, got 0.0"),
+        ("evaluation.harness.max_tokens=5000", "evaluation.harness.max_tokens: expected at most the 2048 positions of"),
+        ("reference.path=./nowhere", "model './nowhere': no such folder"),
+        ("search={index='nowhere'}", "search.corpus: is required, since search.index = 'nowhere' holds no index yet"),
+        ("search={index='nowhere', corpus='no.jsonl'}", "no.jsonl"),
         ("engine={kind='vllm'}", "engine: url: expected one for a server and none with hf, got None"),
     ],
 )
@@ -176,6 +211,60 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2(settings: Path, tmp_path: P
     code, output = ran(["train", str(settings), "--set", "optimizer.lrr=1"])
     assert code == 2
     assert output == f"error: {settings}: optimizer.lrr: unknown key; did you mean 'lr'?\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_corpus_is_read_through_before_any_process_group_starts(settings: Path, tmp_path: Path) -> None:
+    row = {"docid": "1", "url": "u", "title": "t", "text": "words"}
+    cases = [([row, row | {"text": 3}], "corpus.jsonl:2: text: expected text, got 3"), ([], "corpus.jsonl")]
+    for lines, message in cases:
+        (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        change = f"search={{index='{tmp_path / 'index'}', corpus='{tmp_path / 'corpus.jsonl'}'}}"
+        with pytest.raises(InputError, match=message):
+            read_inputs(read_config(str(settings), [change]), resume=False)
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_reference_that_reads_the_ids_otherwise_is_refused(settings: Path, small_world: Path, tmp_path: Path) -> None:
+    shutil.copytree(small_world / "base", other := tmp_path / "other")
+    text = (other / "tokenizer.json").read_text()
+    vocabulary = json.loads(text)["model"]["vocab"]
+    first, second = (token for token in sorted(vocabulary, key=len)[-2:])
+    record = json.loads(text)
+    record["model"]["vocab"] |= {first: vocabulary[second], second: vocabulary[first]}
+    (other / "tokenizer.json").write_text(json.dumps(record))
+    read_inputs(read_config(str(settings), [f"reference.path={small_world / 'base'}"]), resume=False)
+    with pytest.raises(ConfigError, match=r"reference\.path: expected a model with the vocabulary of .* 2 tokens have"):
+        read_inputs(read_config(str(settings), [f"reference.path={other}"]), resume=False)
+
+
+def test_a_folder_that_cannot_be_made_is_named(settings: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = read_config(str(settings), [f"out={tmp_path / 'file' / 'out'}"])
+    inputs = read_inputs(config, resume=False)
+    with pytest.raises(OutputError, match=r"out: .*file/out': cannot be made"), open_run(config, inputs):
+        pass
+
+
+def test_a_place_that_cannot_be_written_is_named_before_anything_is_sampled(
+    settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for out in (tmp_path / "nowhere" / "o.jsonl", tmp_path):
+        with pytest.raises(OutputError, match="expected the name of a file in a folder that exists"):
+            run_rollout(str(settings), [], questions="none.jsonl", out=str(out), samples=1, overwrite=True)
+        with pytest.raises(OutputError, match="expected the name of a file in a folder that exists"):
+            run_eval(str(settings), [], questions="none.jsonl", out=str(out))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="expected one process, since this command does not divide its work"):
+        run_rollout(str(settings), [], questions="none.jsonl", out=str(tmp_path / "o"), samples=1, overwrite=False)
+
+
+def test_the_plan_needs_no_data(settings: Path, tmp_path: Path) -> None:
+    changes = ["data.train=nowhere.jsonl", "search.index=nowhere", "parallel.shard=2"]
+    options = [part for change in changes for part in ("--set", change)]
+    code, output = ran(["train", str(settings), "--dry-run", *options])
+    assert code == 0, output
+    assert "processes            2 = replicate 1 x shard 2 x tensor 1" in output
     assert not (tmp_path / "out").exists()
 
 

@@ -21,6 +21,7 @@ MESHES: dict[str, tuple[int, dict[str, Any], tuple[str, bool]]] = {
     "shard 2, activations computed again": (2, {"shard": 2, "activation_checkpointing": True}, QWEN),
     "tensor 2, untied head": (2, {"tensor": 2}, LLAMA),
     "shard 2 x tensor 2": (4, {"shard": 2, "tensor": 2}, QWEN),
+    "replicate 2 x tensor 2": (4, {"replicate": 2, "shard": 1, "tensor": 2}, QWEN),
     "replicate 2 x shard 2": (4, {"replicate": 2, "shard": 2}, QWEN),
 }
 SINGLE = {QWEN: "one process", LLAMA: "one process, untied head"}
