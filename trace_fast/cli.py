@@ -1,4 +1,4 @@
-"""The command line: ``trace-fast score | plan | report | info | demo | bench | train | rollout | eval``.
+"""The command line: ``trace-fast score | plan | report | info | demo | bench | train | rollout | eval | export``.
 
 Options and their help stand here; what a command does stands in ``cli_<command>``, imported when it runs, so that
 ``--help`` needs neither torch nor a model. Exit codes: see ``trace_fast.cli_terminal``.
@@ -293,13 +293,30 @@ def _add_train(app: typer.Typer) -> None:
         questions: Annotated[str | None, typer.Option(metavar="FILE.jsonl", help="Default: data.validation.")] = None,
         out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT.jsonl", help="Also write them.")] = None,
         set: Changes = None,
+        overwrite: Overwrite = False,
     ) -> None:
         """Print a policy's metrics on questions as JSON. Exit codes as for score."""
         from trace_fast.cli_terminal import command_errors
         from trace_fast.cli_train import run_eval
 
         with command_errors():
-            code = run_eval(config, set or [], questions=questions, out=out)
+            code = run_eval(config, set or [], questions=questions, out=out, overwrite=overwrite)
+        raise typer.Exit(code)
+
+    @app.command(short_help="Write a checkpoint's policy as a model folder.")
+    def export(
+        config: TrainingConfig,
+        out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="The model folder to write.")],
+        step: Annotated[int | None, typer.Option(min=0, help="Steps done; default: the newest checkpoint.")] = None,
+        set: Changes = None,
+        overwrite: Overwrite = False,
+    ) -> None:
+        """Write the policy of a run's checkpoint with its tokenizer, as transformers and rollout servers load it."""
+        from trace_fast.cli_terminal import command_errors
+        from trace_fast.cli_train import run_export
+
+        with command_errors():
+            code = run_export(config, set or [], step=step, out=out, overwrite=overwrite)
         raise typer.Exit(code)
 
 

@@ -1,4 +1,4 @@
-"""``trace-fast train``, ``rollout`` and ``eval``: everything that starts from a training config."""
+"""``trace-fast train``, ``rollout``, ``eval`` and ``export``: everything that starts from a training config."""
 
 from __future__ import annotations
 
@@ -53,16 +53,14 @@ def run_rollout(path: str, changes: Sequence[str], *, questions: str, out: str, 
         TraceFastError: nothing could be sampled, or not written.
     """
     config = read_config(path, changes)
-    if Path(out).exists() and not overwrite:
-        raise OutputError(f"{out} exists; replace it with --overwrite, or give another name")
-    _check_place(out)
+    _check_place(out, overwrite=overwrite)
     sampled = _sampled(config, questions, samples, evaluation=False)
     write_rollouts(out, sampled.rollouts)
     say(f"{plural(len(sampled.rollouts), 'rollout')} written to {out}")
     return _reported(sampled)
 
 
-def run_eval(path: str, changes: Sequence[str], *, questions: str | None, out: str | None) -> int:
+def run_eval(path: str, changes: Sequence[str], *, questions: str | None, out: str | None, overwrite: bool) -> int:
     """Prints the metrics of the config's policy on questions (the validation ones by default) as JSON.
 
     Raises:
@@ -73,12 +71,28 @@ def run_eval(path: str, changes: Sequence[str], *, questions: str | None, out: s
     if questions is None:
         raise ConfigError(f"{path}: data.validation: is required, or give --questions")
     if out is not None:
-        _check_place(out)
+        _check_place(out, overwrite=overwrite)
     sampled = _sampled(config, questions, config.evaluation.samples, evaluation=True)
     if out is not None:
         write_rollouts(out, sampled.rollouts)
     print(json.dumps(rollout_metrics(sampled.rollouts), indent=2))
     return _reported(sampled)
+
+
+def run_export(path: str, changes: Sequence[str], *, step: int | None, out: str, overwrite: bool) -> int:
+    """Writes the policy of a checkpoint of the config's run as a model folder.
+
+    Raises:
+        TraceFastError: there is no such checkpoint, it does not fit the policy, or the folder cannot be written.
+    """
+    config = read_config(path, changes)
+    from trace_fast.trainer.export import export_policy, find_checkpoint
+
+    checkpoint = find_checkpoint(config, step)
+    with quiet_transformers():
+        export_policy(config, checkpoint, Path(out), overwrite=overwrite)
+    say(f"the policy of {checkpoint} written to {out}")
+    return EXIT_DONE
 
 
 def _plan(config: TrainConfig) -> list[str]:
@@ -93,8 +107,10 @@ def _asked_for(config: TrainConfig) -> int:
     return config.parallel.replicate * max(config.parallel.shard, 1) * config.parallel.tensor
 
 
-def _check_place(out: str) -> None:
+def _check_place(out: str, *, overwrite: bool) -> None:
     """Before anything is sampled: a file can be made there, and one process does it."""
+    if Path(out).exists() and not overwrite:
+        raise OutputError(f"{out} exists; replace it with --overwrite, or give another name")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigError(
             "expected one process, since this command does not divide its work; start it without a launcher"

@@ -103,7 +103,7 @@ class Checkpoints:
         try:
             future.result()
         except (CheckpointException, OSError, RuntimeError) as error:
-            raise OutputError(f"{self._folder / NAME.format(step)}: cannot be written: {_reason(error)}") from error
+            raise OutputError(f"{self._folder / NAME.format(step)}: cannot be written: {reason(error)}") from error
 
     def poll(self) -> None:
         """Gives a save that has finished its name; does not wait for one that runs."""
@@ -124,7 +124,7 @@ class Checkpoints:
         try:
             load(_state(policy, optimizer), checkpoint_id=path, process_group=self._group)
         except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
-            raise InputError(f"{path}: expected a checkpoint of this policy: {_reason(error)}") from error
+            raise InputError(f"{path}: expected a checkpoint of this policy: {reason(error)}") from error
         optimizer.restored(progress.optimizer_steps)
         return progress
 
@@ -169,17 +169,17 @@ def read_progress(path: Path) -> Progress:
         raise InputError(f"{file}: expected the description of a checkpoint: {'; '.join(places)}") from error
 
 
+def reason(error: BaseException) -> str:
+    """What an error of torch's checkpoint says, without the traces that it puts into its message."""
+    if isinstance(error, CheckpointException):
+        return "; ".join(f"process {rank}: {failure!r}" for rank, (failure, _) in error.failures.items())
+    return repr(error)
+
+
 def _whole(folder: Path) -> list[Path]:
     """The folders with a checkpoint's name, by step."""
     named = ((re.fullmatch(r"step-(\d{6,})", path.name), path) for path in folder.glob("step-*") if path.is_dir())
     return [path for _, path in sorted((int(match[1]), path) for match, path in named if match)]
-
-
-def _reason(error: BaseException) -> str:
-    """Without the traces that torch puts into its message."""
-    if isinstance(error, CheckpointException):
-        return "; ".join(f"process {rank}: {failure!r}" for rank, (failure, _) in error.failures.items())
-    return repr(error)
 
 
 def _state(policy: Policy, optimizer: Adam) -> dict[str, Any]:

@@ -253,7 +253,14 @@ def test_a_place_that_cannot_be_written_is_named_before_anything_is_sampled(
         with pytest.raises(OutputError, match="expected the name of a file in a folder that exists"):
             run_rollout(str(settings), [], questions="none.jsonl", out=str(out), samples=1, overwrite=True)
         with pytest.raises(OutputError, match="expected the name of a file in a folder that exists"):
-            run_eval(str(settings), [], questions="none.jsonl", out=str(out))
+            run_eval(str(settings), [], questions="none.jsonl", out=str(out), overwrite=True)
+    there = tmp_path / "there.jsonl"
+    there.write_text("kept")
+    with pytest.raises(OutputError, match=r"there.jsonl exists; replace it with --overwrite"):
+        run_rollout(str(settings), [], questions="none.jsonl", out=str(there), samples=1, overwrite=False)
+    with pytest.raises(OutputError, match=r"there.jsonl exists; replace it with --overwrite"):
+        run_eval(str(settings), [], questions="none.jsonl", out=str(there), overwrite=False)
+    assert there.read_text() == "kept"
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="expected one process, since this command does not divide its work"):
         run_rollout(str(settings), [], questions="none.jsonl", out=str(tmp_path / "o"), samples=1, overwrite=False)
