@@ -219,7 +219,7 @@ def read_config(path: str, changes: Sequence[str] = ()) -> TrainConfig:
     for change in changes:
         _apply(given, change)
     try:
-        return TrainConfig.model_validate(_with_nulls(given, [TrainConfig]))
+        return TrainConfig.model_validate(_with_nulls(given, [TrainConfig]), strict=True)
     except ValidationError as error:
         raise ConfigError("\n".join(f"{path}: {line}" for line in _problems(error))) from None
 

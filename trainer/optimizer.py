@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -25,6 +25,11 @@ from trace_fast.trainer.parallel.tensor import local_part
 BUCKET_ELEMENTS = 1 << 24  # of one bucket: 64 MiB a copy
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _tuple(value: Any) -> Any:
+    """TOML has arrays only, and strict validation takes no list for a tuple."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 class AdamConfig(BaseModel):
@@ -38,7 +43,7 @@ class AdamConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     lr: float = Field(1e-6, gt=0)
-    betas: tuple[Decay, Decay] = (0.9, 0.98)
+    betas: Annotated[tuple[Decay, Decay], BeforeValidator(_tuple)] = (0.9, 0.98)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.01, ge=0)
     warmup_steps: int = Field(0, ge=0)

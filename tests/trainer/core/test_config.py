@@ -33,6 +33,7 @@ def read(tmp_path: Path, *changes: str, text: str = LEAST) -> TrainConfig:
         ("policy.path=other/model", "policy.path", "other/model"),  # no TOML: a string as it stands
         ("policy.path='a=b'", "policy.path", "a=b"),
         ("policy.path=two\nlines=2", "policy.path", "two\nlines=2"),
+        ("optimizer.lr=1", "optimizer.lr", 1.0),
         ("optimizer.betas=[0.8, 0.9]", "optimizer.betas", (0.8, 0.9)),
         ("optimizer.offload=true", "optimizer.offload", True),
         ("optimizer.max_grad_norm=none", "optimizer.max_grad_norm", None),  # TOML has no null
@@ -58,6 +59,11 @@ def test_the_last_change_holds(tmp_path: Path) -> None:
     [
         ("out=", "c.toml: out: String should have at least 1 character, got ''"),
         ("policy=3", "c.toml: policy: expected a section, got 3"),
+        ("optimizer.lr=true", "c.toml: optimizer.lr: Input should be a valid number, got True"),
+        ("optimizer.betas=[0.9, true]", "c.toml: optimizer.betas.1: Input should be a valid number, got True"),
+        ("training.steps=3.0", "c.toml: training.steps: Input should be a valid integer, got 3.0"),
+        ("training.steps='3'", "c.toml: training.steps: Input should be a valid integer, got '3'"),
+        ("reference.kl=1", "c.toml: reference.kl: Input should be a valid boolean, got 1"),
         ("optimizer.betas=[0.9, 1.0]", "c.toml: optimizer.betas.1: Input should be less than 1, got 1.0"),
         ("optimizer.lr=inf", "c.toml: optimizer.lr: Input should be a finite number, got inf"),
         ("reference.backend=fast", "c.toml: reference.backend: Input should be 'auto', 'triton', 'native' or 'refer"),
