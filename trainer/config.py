@@ -153,10 +153,12 @@ class EvaluationConfig(_Section):
 
 
 class LoggingConfig(_Section):
-    """``tensorboard``: write its event files. ``rollouts``: dump the rollouts and scores of every n-th step (0: never).
-    ``peak_tflops``: of one device, for the share of it that is used (MFU)."""
+    """``tensorboard``: write its event files. ``wandb``: also log to this project of Weights & Biases. ``rollouts``:
+    dump the rollouts and scores of every n-th step (0: never). ``peak_tflops``: of one device, for the share of it
+    that is used (MFU)."""
 
     tensorboard: bool = False
+    wandb: Name | None = None
     rollouts: int = Field(1, ge=0)
     peak_tflops: float | None = Field(None, gt=0)
 

@@ -2,7 +2,7 @@
 
 Files of the run's folder: ``metrics.jsonl`` (a line a step, flushed to disk); ``rollouts/step-000012.jsonl``
 in tokens form, with ``rollouts/step-000012.scores.jsonl`` beside it where the step was scored (``trace-fast report``
-opens both); ``tensorboard/``.
+opens both); what the boards of ``boards.py`` keep there.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from trace_fast.atomic_write import write_atomically
 from trace_fast.cli_terminal import say
 from trace_fast.credit import TurnCredit
-from trace_fast.errors import ConfigError, InputError
+from trace_fast.errors import InputError
 from trace_fast.formats import write_rollouts
 from trace_fast.output import encode_record, score_record
 from trace_fast.rollout import Rollout
 from trace_fast.rollout_score import RolloutScore
+from trace_fast.trainer.boards import Board, TensorBoard, WeightsAndBiases
 from trace_fast.trainer.config import LoggingConfig
 
 SHOWN = ("reward", "success", "turns", "loss", "grad_norm", "kl_to_reference", "turn_credit")
@@ -35,19 +37,32 @@ class RunLog:
     Args:
         begin: the step that the run goes on with; what an earlier run logged from there on is dropped, so that it is
             not there twice.
+        settings: of the run, for boards that show them.
 
     Raises:
-        InputError: ``metrics.jsonl`` is none; the line is named. ConfigError: tensorboard is not installed.
+        InputError: ``metrics.jsonl`` is none; the line is named.
     """
 
-    def __init__(self, folder: Path, config: LoggingConfig, *, begin: int, writes: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: LoggingConfig,
+        *,
+        begin: int,
+        writes: bool,
+        settings: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self._folder = folder
         self._config = config
         self._writes = writes
         self.seconds: dict[str, float] = {}
         if writes:
             self._rewind(begin)
-        self._board = _tensorboard(folder, begin) if writes and config.tensorboard else None
+        self._boards: list[Board] = []
+        if writes and config.tensorboard:
+            self._boards.append(TensorBoard(folder, begin))
+        if writes and config.wandb is not None:
+            self._boards.append(WeightsAndBiases(folder, config.wandb, begin, settings))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -112,8 +127,8 @@ class RunLog:
         self._say(text)
 
     def close(self) -> None:
-        if self._board is not None:
-            self._board.close()
+        for board in self._boards:
+            board.close()
 
     def _append(self, record: dict[str, Any]) -> None:
         if not self._writes:
@@ -122,21 +137,10 @@ class RunLog:
             stream.write(json.dumps(record, allow_nan=False).encode("ascii") + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
-        if self._board is not None:
-            for name, value in record.items():
-                if name != "step":
-                    self._board.add_scalar(name, value, record["step"])
+        values = {name: value for name, value in record.items() if name != "step"}
+        for board in self._boards:
+            board.log(record["step"], values)
 
     def _say(self, text: str) -> None:
         if self._writes:
             say(text)
-
-
-def _tensorboard(folder: Path, begin: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError(
-            f"logging.tensorboard: needs the package tensorboard: pip install 'trace-fast[train]' ({error})"
-        ) from error
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=begin)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from trace_fast.errors import ConfigError, InputError, OutputError, RolloutError
 from trace_fast.model import load_tokenizer
 from trace_fast.model_spec import ModelSpec
 from trace_fast.trainer.batch import check_sampling
+from trace_fast.trainer.boards import check_boards
 from trace_fast.trainer.checkpoint import Checkpoints, latest_checkpoint, read_progress
 from trace_fast.trainer.config import EngineConfig, SearchConfig, TrainConfig
 from trace_fast.trainer.data import read_tasks
@@ -66,8 +66,7 @@ def read_inputs(config: TrainConfig, *, resume: bool) -> Inputs:
     """
     config.parallel.sizes(int(os.environ.get("WORLD_SIZE", 1)))
     check_sampling(config.harness.temperature, config.harness.top_p)
-    if config.logging.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("logging.tensorboard: needs the package tensorboard: pip install 'trace-fast[train]'")
+    check_boards(tensorboard=config.logging.tensorboard, wandb=config.logging.wandb)
     checkpoint = _checkpoint(config, resume=resume)
     _check_model(config)
     frame = _frame(config, config.harness)
@@ -108,7 +107,10 @@ def open_run(config: TrainConfig, inputs: Inputs) -> Iterator[tuple[Run, int]]:
         begin = 0
         if inputs.checkpoint is not None:
             begin = _resumed(config, inputs.checkpoint, checkpoints, policy, optimizer, reference)
-        log = mesh.together(lambda: RunLog(folder, config.logging, begin=begin, writes=mesh.is_first))
+        settings = config.model_dump(mode="json")
+        log = mesh.together(
+            lambda: RunLog(folder, config.logging, begin=begin, writes=mesh.is_first, settings=settings)
+        )
         engine = mesh.together(
             lambda: open_engine(config, mesh.device, longest=_longest(config), first=mesh.is_first)
         )

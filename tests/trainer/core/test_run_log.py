@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
+from typing import Any, Self
 
 import pytest
 from training_rollouts import build_rollout
 
-from trace_fast.errors import InputError
+from trace_fast.errors import ConfigError, InputError
+from trace_fast.trainer.boards import check_boards
 from trace_fast.trainer.config import LoggingConfig
 from trace_fast.trainer.run_log import RunLog
 
@@ -71,3 +77,57 @@ def test_rollouts_of_every_nth_step_are_dumped(tmp_path: Path) -> None:
     log.dump(3, [build_rollout("3", [], [4])], [], always=True)
     names = sorted(path.name for path in (tmp_path / "rollouts").iterdir())
     assert names == ["step-000000.jsonl", "step-000002.jsonl", "step-000003.jsonl"]
+
+
+class FakeWandb(ModuleType):
+    """The calls of the package that are made, in the place of the package."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb", None)
+        self.__spec__ = ModuleSpec("wandb", None)
+        self.runs: list[dict[str, Any]] = []
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.finished = 0
+
+    def init(self, **settings: Any) -> Self:
+        self.runs.append(settings)
+        return self
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+def test_wandb_gets_every_metric_and_a_resumed_run_keeps_its_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    folder = tmp_path / "trace-seed0"
+    folder.mkdir()
+    config = LoggingConfig(wandb="docworld")
+    check_boards(tensorboard=False, wandb="docworld")
+    for begin in (0, 1, 0):
+        log = RunLog(folder, config, begin=begin, writes=True, settings={"training": {"steps": 3}})
+        log.evaluation(begin, {"reward": 0.25})
+        log.step(begin, {"reward": 0.5}, total=3)
+        log.close()
+    RunLog(folder, config, begin=0, writes=False).close()  # another process of the run
+    assert wandb.logged[:2] == [(0, {"validation/reward": 0.25}), (0, {"reward": 0.5, "seconds/step": 0.0})]
+    assert wandb.finished == 3
+    first, second, third = wandb.runs
+    assert first["id"] == second["id"] != third["id"]
+    assert {run["resume"] for run in wandb.runs} == {"allow"}
+    assert (first["project"], first["name"], first["dir"]) == ("docworld", "trace-seed0", str(folder))
+    assert first["config"] == {"training": {"steps": 3}}
+
+
+def test_a_board_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"logging\.tensorboard: needs the package tensorboard"):
+        check_boards(tensorboard=True, wandb=None)
+    with pytest.raises(ConfigError, match=r"logging\.wandb: needs the package wandb: pip install wandb"):
+        check_boards(tensorboard=False, wandb="docworld")
+    check_boards(tensorboard=False, wandb=None)
