@@ -39,12 +39,14 @@ COLUMNS = (
     "success before",
     "final success",
     "spread",
+    "of 1 / 2 / 3 documents",
     "steps to GRPO's final",
     "turns before",
     "final turns",
     "step (s)",
     "scoring",
 )
+BY_HOPS = "validation/success/hops="
 NEEDS_MATPLOTLIB = "learning curves need matplotlib: pip install 'trace-fast[bench]'"
 
 
@@ -151,6 +153,7 @@ def row_of(job: Job, work: Path, steps: int) -> dict[str, Any]:
     records = read_rows(work / "runs" / job.folder / "metrics.jsonl")
     trained = [r for r in records if "reward" in r]
     validated = [r for r in records if "validation/success" in r]
+    hops = [key.removeprefix(BY_HOPS) for key in validated[0] if key.startswith(BY_HOPS)]
     last = trained[-10:]
     phases = [key for key in last[0] if key.startswith("seconds/")]
     seconds = {key.removeprefix("seconds/"): statistics.median(r.get(key, 0.0) for r in trained) for key in phases}
@@ -163,6 +166,7 @@ def row_of(job: Job, work: Path, steps: int) -> dict[str, Any]:
         "evaluated": [r["step"] for r in validated],
         "success": [r["validation/success"] for r in validated],
         "turns": [r["validation/turns"] for r in validated],
+        "success_by_hops": {hops: [r[f"{BY_HOPS}{hops}"] for r in validated] for hops in sorted(hops)},
         "reward": [r["validation/reward"] for r in validated],
         "trained_reward": [r["reward"] for r in trained],
         "final_success": statistics.fmean(r["validation/success"] for r in validated[-2:]),
@@ -190,6 +194,7 @@ def write_results() -> None:
     ]
     for name in dict.fromkeys(row["run"] for row in rows):
         own = [row for row in rows if row["run"] == name]
+        hops = sorted(own[0]["success_by_hops"])
         finals = [row["final_success"] for row in own]
         spread = f"{min(finals):.3f}–{max(finals):.3f}" if len(own) > 1 else "–"
         reached = [steps_to(row, target) for row in own]
@@ -199,6 +204,7 @@ def write_results() -> None:
             f"{statistics.fmean(row['success'][0] for row in own):.3f}",
             f"{statistics.fmean(finals):.3f}",
             spread,
+            " / ".join(f"{statistics.fmean(x for row in own for x in row['success_by_hops'][h][-2:]):.3f}" for h in hops),
             ", ".join("never" if r is None else str(r) for r in reached),
             f"{statistics.fmean(row['turns'][0] for row in own):.2f}",
             f"{statistics.fmean(row['final_turns'] for row in own):.2f}",

@@ -13,7 +13,7 @@ from trace_fast.formats import write_rollouts
 from trace_fast.model_context import quiet_transformers
 from trace_fast.model_spec import ModelSpec
 from trace_fast.trainer.config import TrainConfig, read_config
-from trace_fast.trainer.data import read_tasks
+from trace_fast.trainer.data import check_key, read_tasks
 from trace_fast.trainer.dry_run import plan_run
 from trace_fast.trainer.metrics import rollout_metrics
 from trace_fast.trainer.sampling import SampledGroups, sample_groups
@@ -75,7 +75,7 @@ def run_eval(path: str, changes: Sequence[str], *, questions: str | None, out: s
     sampled = _sampled(config, questions, config.evaluation.samples, evaluation=True)
     if out is not None:
         write_rollouts(out, sampled.rollouts)
-    print(json.dumps(rollout_metrics(sampled.rollouts), indent=2))
+    print(json.dumps(rollout_metrics(sampled.rollouts, by=config.evaluation.by), indent=2))
     return _reported(sampled)
 
 
@@ -124,6 +124,7 @@ def _sampled(config: TrainConfig, questions: str, samples: int, *, evaluation: b
 
     tasks = read_tasks(questions)
     if evaluation:
+        check_key(tasks, config.evaluation.by, questions)
         tasks = tasks[: config.evaluation.questions]
     with quiet_transformers(), open_sampler(config, evaluation=evaluation) as (harness, engine):
         return sample_groups(

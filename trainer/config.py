@@ -136,11 +136,13 @@ class CheckpointConfig(_Section):
 
 class EvaluationConfig(_Section):
     """``every``: steps between evaluations on the validation questions (0: never); before the first step and after the
-    last one too. ``harness``: the paper's evaluation limits, changed by what is given."""
+    last one too. ``by``: a key of the questions; success is also logged for each of its values. ``harness``: the
+    paper's evaluation limits, changed by what is given."""
 
     every: int = Field(20, ge=0)
     questions: int | None = Field(None, ge=1)
     samples: int = Field(1, ge=1)
+    by: Name | None = None
     harness: HarnessConfig = Field(default_factory=HarnessConfig.evaluation)
 
     @model_validator(mode="before")

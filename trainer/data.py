@@ -17,6 +17,7 @@ from trace_fast.errors import ConfigError, InputError
 from trace_fast.trainer.harness import Task
 
 KEYS = ("id", "question", "answers")
+MOST_VALUES = 50  # that an evaluation is split by: each is a metric
 
 
 def read_tasks(path: str) -> list[Task]:
@@ -54,6 +55,26 @@ def step_tasks(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[
     begin = first - epochs[0] * len(tasks)
     chosen = dict.fromkeys(order[begin : begin + count].tolist())
     return [tasks[i] for i in chosen]
+
+
+def check_key(tasks: Sequence[Task], key: str | None, path: str) -> None:
+    """That every question has a text or an integer under ``key``, with few values in all; ``None`` asks for nothing.
+
+    Raises:
+        ConfigError: one has not, or each has its own; it names file and question.
+    """
+    if key is None:
+        return
+    values = set()
+    for task in tasks:
+        value = task.extra.get(key)
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise ConfigError(
+                f"evaluation.by: {path}: question {task.id!r}: expected text or an integer under {key!r}, got {value!r}"
+            )
+        values.add(value)
+    if len(values) > MOST_VALUES:
+        raise ConfigError(f"evaluation.by: {path}: expected at most {MOST_VALUES} values of {key!r}, got {len(values)}")
 
 
 def _task(where: str, line: str, default_id: str) -> Task:

@@ -157,7 +157,7 @@ def evaluate(run: Run, step: int) -> Metrics:
     )
     _stop_if_asked(run)
     parts = run.mesh.gather_objects((sampled.rollouts, len(sampled.failures)))
-    metrics = rollout_metrics([rollout for part in parts for rollout in part[0]])
+    metrics = rollout_metrics([rollout for part in parts for rollout in part[0]], by=settings.by)
     metrics["lost_rollouts"] = sum(part[1] for part in parts)
     run.log.evaluation(step, metrics)
     return metrics

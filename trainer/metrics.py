@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,10 +19,11 @@ UNKNOWN = "unknown"
 COUNTED = ("repeated_queries", "reopened_documents", "repeated_finds", "navigation_errors")
 
 
-def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
+def rollout_metrics(rollouts: Sequence[Rollout], *, by: str | None = None) -> Metrics:
     """Means over rollouts: ``reward``, ``success`` (the answer is right), ``format_valid``, ``turns``, ``tokens``,
     ``written_tokens``, ``answered`` and the other stop reasons as shares, diagnostics a rollout; and
-    ``zero_std_groups``, the share of groups whose rewards are all equal."""
+    ``zero_std_groups``, the share of groups whose rewards are all equal. With ``by``, a key of the questions:
+    ``success/hops=2`` and the like, of the rollouts whose question has that value."""
     if not rollouts:
         return {}
     records = [rollout.extra for rollout in rollouts]
@@ -46,6 +48,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         **{f"calls/{name}": count / len(rollouts) for name, count in sorted(calls.items())},
         **{name: _mean(record[name] for record in records) for name in COUNTED},
         **{f"stop/{reason.value}": stops[reason.value] / len(rollouts) for reason in StopReason},
+        **({} if by is None else _success_by(records, by)),
     }
 
 
@@ -60,6 +63,13 @@ def credit_metrics(credits: Sequence[TurnCredit]) -> Metrics:
         "secured": _mean(credit.secured_at is not None for credit in credits),
         "value_gain": _mean(float(credit.values[credit.n_turns]) for credit in credits),
     }
+
+
+def _success_by(records: Sequence[Mapping[str, Any]], key: str) -> Metrics:
+    correct: dict[str, list[float]] = {}
+    for record in records:
+        correct.setdefault(f"success/{key}={record[key]}", []).append(record["correct"])
+    return {name: _mean(correct[name]) for name in sorted(correct)}
 
 
 def _mean(values: Iterable[float]) -> float:

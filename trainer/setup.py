@@ -21,7 +21,7 @@ from trace_fast.trainer.batch import check_sampling
 from trace_fast.trainer.boards import check_boards
 from trace_fast.trainer.checkpoint import Checkpoints, latest_checkpoint, read_progress
 from trace_fast.trainer.config import EngineConfig, SearchConfig, TrainConfig
-from trace_fast.trainer.data import read_tasks
+from trace_fast.trainer.data import check_key, read_tasks
 from trace_fast.trainer.engines.engine import Engine
 from trace_fast.trainer.engines.hf import HfEngine
 from trace_fast.trainer.engines.http import Dialect, HttpEngine, JsonClient
@@ -83,6 +83,7 @@ def read_inputs(config: TrainConfig, *, resume: bool) -> Inputs:
     validation = []
     if config.data.validation is not None:
         validation = _questions(config.data.validation, _frame(config, config.evaluation.harness))
+        check_key(validation, config.evaluation.by, config.data.validation)
     return Inputs(frame, tasks, validation, checkpoint)
 
 

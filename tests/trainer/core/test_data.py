@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trace_fast.errors import ConfigError, InputError
-from trace_fast.trainer.data import read_tasks, step_tasks
+from trace_fast.trainer.data import check_key, read_tasks, step_tasks
 from trace_fast.trainer.harness import Task
 
 TASKS = [Task(str(i), f"question {i}", ("answer",)) for i in range(7)]
@@ -90,3 +90,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name in ("nowhere.jsonl", "latin.jsonl", "."):
         with pytest.raises(InputError, match="cannot be read"):
             read_tasks(str(tmp_path / name))
+
+
+def test_a_key_that_results_are_split_by_is_looked_at_before() -> None:
+    def tasks(*values: object) -> list[Task]:
+        return [Task(str(i), "a", ("x",), {"hops": value}) for i, value in enumerate(values)]
+
+    check_key(tasks(1, 2, "three"), "hops", "q.jsonl")
+    check_key(tasks(1), None, "q.jsonl")
+    with pytest.raises(ConfigError, match=r"evaluation\.by: q.jsonl: question '1': .* under 'hops', got None"):
+        check_key(tasks(1, None), "hops", "q.jsonl")
+    with pytest.raises(ConfigError, match=r"under 'hops', got \[1\]"):
+        check_key(tasks([1]), "hops", "q.jsonl")
+    with pytest.raises(ConfigError, match="expected at most 50 values of 'hops', got 51"):
+        check_key(tasks(*range(51)), "hops", "q.jsonl")

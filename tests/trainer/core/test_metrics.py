@@ -66,8 +66,15 @@ def test_means_over_rollouts(rollouts: list[Rollout]) -> None:
     assert found == pytest.approx(wanted | dict.fromkeys(others, 0.0))
 
 
+def test_success_by_a_key_of_the_questions(rollouts: list[Rollout]) -> None:
+    hops = (2, 1, 2, 2)
+    split = [replace(r, extra=dict(r.extra) | {"hops": value}) for r, value in zip(rollouts, hops, strict=True)]
+    found = rollout_metrics(split, by="hops")
+    assert found == pytest.approx(rollout_metrics(rollouts) | {"success/hops=1": 0.0, "success/hops=2": 1 / 3})
+
+
 def test_nothing_has_no_metrics() -> None:
-    assert rollout_metrics([]) == {}
+    assert rollout_metrics([], by="hops") == {}
 
 
 def test_credit_by_hand(rollouts: list[Rollout]) -> None:
