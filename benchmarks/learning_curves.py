@@ -39,7 +39,7 @@ COLUMNS = (
     "success before",
     "final success",
     "spread",
-    "of 1 / 2 / 3 documents",
+    "at 1 / 2 / 3 hops",
     "steps to GRPO's final",
     "turns before",
     "final turns",
@@ -153,7 +153,7 @@ def row_of(job: Job, work: Path, steps: int) -> dict[str, Any]:
     records = read_rows(work / "runs" / job.folder / "metrics.jsonl")
     trained = [r for r in records if "reward" in r]
     validated = [r for r in records if "validation/success" in r]
-    hops = [key.removeprefix(BY_HOPS) for key in validated[0] if key.startswith(BY_HOPS)]
+    hops = sorted(key.removeprefix(BY_HOPS) for key in validated[0] if key.startswith(BY_HOPS))
     last = trained[-10:]
     phases = [key for key in last[0] if key.startswith("seconds/")]
     seconds = {key.removeprefix("seconds/"): statistics.median(r.get(key, 0.0) for r in trained) for key in phases}
@@ -166,7 +166,7 @@ def row_of(job: Job, work: Path, steps: int) -> dict[str, Any]:
         "evaluated": [r["step"] for r in validated],
         "success": [r["validation/success"] for r in validated],
         "turns": [r["validation/turns"] for r in validated],
-        "success_by_hops": {hops: [r[f"{BY_HOPS}{hops}"] for r in validated] for hops in sorted(hops)},
+        "success_by_hops": {n: [r[BY_HOPS + n] for r in validated] for n in hops},
         "reward": [r["validation/reward"] for r in validated],
         "trained_reward": [r["reward"] for r in trained],
         "final_success": statistics.fmean(r["validation/success"] for r in validated[-2:]),
@@ -204,7 +204,7 @@ def write_results() -> None:
             f"{statistics.fmean(row['success'][0] for row in own):.3f}",
             f"{statistics.fmean(finals):.3f}",
             spread,
-            " / ".join(f"{statistics.fmean(x for row in own for x in row['success_by_hops'][h][-2:]):.3f}" for h in hops),
+            " / ".join(f"{final_at(own, n):.3f}" for n in hops),
             ", ".join("never" if r is None else str(r) for r in reached),
             f"{statistics.fmean(row['turns'][0] for row in own):.2f}",
             f"{statistics.fmean(row['final_turns'] for row in own):.2f}",
@@ -215,6 +215,11 @@ def write_results() -> None:
     TABLES.write_text("\n".join(lines) + "\n", encoding="utf-8")
     for figure in ("algorithms", "forms", "horizons"):
         plot([row for row in rows if figure in row["figures"]], figure)
+
+
+def final_at(rows: Sequence[dict[str, Any]], hops: str) -> float:
+    """Final success, over seeds, on the questions of so many hops."""
+    return statistics.fmean(value for row in rows for value in row["success_by_hops"][hops][-2:])
 
 
 def steps_to(row: dict[str, Any], target: float | None) -> int | None:
