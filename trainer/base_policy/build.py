@@ -29,6 +29,7 @@ from trace_fast.trainer.base_policy.training import Report, new_model, train
 from trace_fast.trainer.base_policy.validation import engine_of, reading_numbers, rollout_numbers, run_tasks
 from trace_fast.trainer.base_policy.vocabulary import frame_of, train_tokenizer
 from trace_fast.trainer.docworld import World
+from trace_fast.trainer.docworld.dice import Dice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,13 +81,16 @@ def _make(folder: Path, seed: int, size: BaseSize, world: World, report: Report)
     corpus = Corpus(seed, size)
     tokenizer = train_tokenizer(corpus.texts(), size.vocabulary)
     frame = frame_of(tokenizer)
-    examples = list(corpus.examples(frame))
-    report(f"{len(examples):,} examples, {count_tokens(examples):,} tokens ({time.monotonic() - started:.0f} s)")
+    drills, examples = list(corpus.drills(frame)), list(corpus.examples(frame))
+    for name, made in (("drills", drills), ("examples", examples)):
+        report(f"{len(made):,} {name}, {count_tokens(made):,} tokens ({time.monotonic() - started:.0f} s)")
     assert isinstance(tokenizer.pad_token_id, int)
     assert isinstance(tokenizer.eos_token_id, int)
     model = new_model(size, len(tokenizer), tokenizer.pad_token_id, tokenizer.eos_token_id, seed)
     report(f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters")
-    losses = train(model, list(corpus.drills(frame)), examples, size, seed, report)
+    dice = Dice(seed, "batches")
+    train(model, drills, steps=size.drill_steps, size=size, dice=dice, report=report)
+    losses = train(model, examples, steps=size.steps, size=size, dice=dice, report=report)
     report(f"trained ({time.monotonic() - started:.0f} s)")
     record = {
         "seed": seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from trace_fast.trainer.base_policy.drills import DrillMaker
 from trace_fast.trainer.base_policy.examples import READ, Example, ExampleWriter
@@ -21,7 +21,7 @@ from trace_fast.trainer.search.tools import FIND, OPEN, SEARCH, tool_schemas
 
 _SEARCHES = 60  # of one naming world
 _HOPS = 0.3  # of the readings: on questions of several hops
-_LOOKUPS = 0.3  # of the transcripts: on a single named fact
+_LOOKUPS = 0.5  # of the transcripts: on a single named fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,10 @@ class Corpus:
                 yield from [part] * _SEARCHES
 
     def drills(self, frame: ChatFrame) -> Iterator[Example]:
-        """What is learned first, of worlds without questions."""
-        for seed in practice_seeds(self.seed, self.size):
-            library = Library(make_world(seed, replace(self.size.practice, questions=(0, 0, 0))))
+        """What is learned first: of many small worlds, so that reading pays more than remembering."""
+        first = self._naming_seed(self.size.naming_worlds)
+        for seed in range(first, first + self.size.drill_worlds):
+            library = Library(make_world(seed, self.size.drilled))
             yield from DrillMaker(library, frame, Dice(seed, "drills")).examples(self.size.drills)
 
     def examples(self, frame: ChatFrame) -> Iterator[Example]:

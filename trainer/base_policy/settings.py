@@ -17,9 +17,9 @@ class BaseSize:
         hidden, layers, heads, mlp: of the Qwen3 architecture; heads have 64 channels, keys and values a head each.
         vocabulary: ids of the tokenizer.
         naming_worlds: small ones that the tokenizer is trained on; many, so that no single name becomes a token.
+        drill_worlds: worlds of the drills. drilled: size of each. drills: of one of them.
         worlds: practice worlds; their seeds are never that of the experiment. practice: size of each.
-        drills, readings, wanderings: examples of short copying tasks, of grounded question answering, and of tool
-            transcripts, of one practice world.
+        readings, wanderings: examples of grounded question answering and of tool transcripts, of one practice world.
         drill_steps, steps: of the optimiser, on drills and on everything else.
         batch: tokens of a step. rate: highest learning rate.
         experiment: the world that the policy is to learn in. tasks: validation questions that are run.
@@ -31,9 +31,11 @@ class BaseSize:
     mlp: int
     vocabulary: int
     naming_worlds: int
+    drill_worlds: int
+    drilled: WorldSize
+    drills: int
     worlds: int
     practice: WorldSize
-    drills: int
     readings: int
     wanderings: int
     drill_steps: int
@@ -56,9 +58,11 @@ SIZES: Mapping[str, BaseSize] = MappingProxyType(
             mlp=128,
             vocabulary=640,
             naming_worlds=5,
+            drill_worlds=2,
+            drilled=WorldSize((1, 1, 1), (0, 0, 0)),
+            drills=75,
             worlds=1,
             practice=WorldSize((1, 1, 1), (40, 0, 0)),
-            drills=150,
             readings=80,
             wanderings=20,
             drill_steps=20,
@@ -70,20 +74,22 @@ SIZES: Mapping[str, BaseSize] = MappingProxyType(
         ),
         "small": BaseSize(
             hidden=128,
-            layers=4,
-            heads=2,
+            layers=3,
+            heads=4,
             mlp=448,
             vocabulary=1408,
             naming_worlds=40,
-            worlds=4,
-            practice=WorldSize((10, 1, 1), (500, 0, 0), (0.6, 0.4, 0, 0, 0)),
-            drills=2500,
-            readings=3000,
-            wanderings=900,
-            drill_steps=400,
-            steps=2600,
-            batch=2048,
-            rate=5e-3,
+            drill_worlds=160,
+            drilled=WorldSize((2, 1, 1), (0, 0, 0)),
+            drills=100,
+            worlds=12,
+            practice=WorldSize((3, 1, 1), (60, 0, 0), (0.6, 0.4, 0, 0, 0)),
+            readings=160,
+            wanderings=270,
+            drill_steps=1100,
+            steps=650,
+            batch=3072,
+            rate=6e-3,
             experiment=WorldSize((12, 4, 4), (1500, 300, 300), (0.6, 0.4, 0, 0, 0)),
             tasks=200,
         ),

@@ -1,4 +1,4 @@
-"""Next-token training of the small policy: batches of about equal lengths, AdamW, a cosine schedule, one epoch or more.
+"""Next-token training of the small policy: batches of about equal lengths, and a cosine schedule a stage.
 
 Loss of a batch: sum_t w_t * nll_t / sum_t w_t (nats), over all of its tokens, padding excluded by weight 0. Matrix
 products run in bfloat16 under autocast, parameters and their update in float32. Deterministic: the same examples, seed
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -116,27 +116,22 @@ def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> torch.Tensor:
 
 def train(
     model: Qwen3ForCausalLM,
-    drills: Sequence[Example],
     examples: Sequence[Example],
+    *,
+    steps: int,
     size: BaseSize,
-    seed: int,
+    dice: Dice,
     report: Report,
 ) -> list[float]:
-    """Trains in place: ``size.drill_steps`` steps on drills, then ``size.steps`` on the examples; returns the losses.
-
-    Each kind is gone through as often as its steps take.
-    """
-    dice = Dice(seed, "batches")
+    """Trains in place for ``steps`` steps, over the examples as often as that takes; returns the losses."""
     pad = model.config.pad_token_id
     assert isinstance(pad, int)
     optimisers = _optimisers(model, size.rate)
-    steps = size.drill_steps + size.steps
     schedules = [LambdaLR(optimiser, lambda step: _rate(step, steps)) for optimiser in optimisers]
     model.train()
     losses: list[float] = []
     tokens = 0
-    first = _endless(drills, size.batch, pad, dice) if size.drill_steps else iter(())
-    for batch in chain(islice(first, size.drill_steps), islice(_endless(examples, size.batch, pad, dice), size.steps)):
+    for batch in islice(_endless(examples, size.batch, pad, dice), steps):
         loss = batch_loss(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

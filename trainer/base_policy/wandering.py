@@ -1,9 +1,9 @@
 """Tool transcripts without a strategy: what an undirected reader does with the browser, and what it then answers.
 
-Searches are for words of the question and names seen on the way, in any combination; results are opened by chance;
-lines are looked for that may not be there; after a random number of calls an answer is given. Nothing in a choice of
-tool depends on the solution. The answer is one that a careful reader could give: where the lines seen prove it, the
-right one, else something of the right kind that was seen. The calls are carried out by the real browser.
+Searches are for words of the question and for names in it or in what was read last, in any combination; results are
+opened by chance; lines are looked for that may not be there; after a random number of calls an answer is given. Nothing
+in a choice of tool depends on the solution. The answer is one that a careful reader could give: the right one as far as
+the lines seen prove it, else what was seen last of the right kind. The calls are carried out by the real browser.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from trace_fast.trainer.harness import ChatFrame, HarnessConfig
 from trace_fast.trainer.search.browser import Observation
 from trace_fast.trainer.search.tools import FIND, OPEN, SEARCH
 
-_RESULT = re.compile(r"^\[(\d)\] ", re.MULTILINE)
-_LENGTHS = ((1, 2, 3, 4, 5, 6), (1, 3, 4, 5, 5, 4))  # calls before the answer, and their weights
+_RESULT = re.compile(r"^\[\d\] ", re.MULTILINE)
+_LENGTHS = ((1, 2, 3, 4, 5, 6), (4, 5, 4, 3, 2, 1))  # calls before the answer, and their weights
 
 
 @dataclass(slots=True)
@@ -73,7 +73,9 @@ class Wanderer:
                 break
             writer.written(f"<tool_call>{call}</tool_call>")
             writer.add(piece.ids, READ)
-            seen.update(dict.fromkeys(self.library.shown(observation)))
+            for fact in self.library.shown(observation):
+                seen.pop(fact, None)  # seen last
+                seen[fact] = None
             self._notice(name, observation)
         answer = gold if self._reads(gold, needed, seen) else self._guess(list(seen), relation, about)
         writer.written(f"<answer>{answer}</answer>")
@@ -96,11 +98,11 @@ class Wanderer:
         start = self.dice.below(len(words) - length + 1)
         some = " ".join(words[start : start + length])
         asked = self.library.names(question)
-        names = asked if asked and (not self._names or self.dice.chance(0.5)) else self._names
-        if not names or self.dice.chance(0.2):
+        names = asked if asked and (not self._names or self.dice.chance(0.3)) else self._names
+        if not names or self.dice.chance(0.05):
             return some
         name = self.dice.pick(names)
-        return name if self.dice.chance(0.4) else f"{name} {some}"
+        return name if self.dice.chance(0.5) else f"{name} {some}"
 
     def _reads(self, gold: str, needed: Sequence[Fact], seen: Mapping[Fact, None]) -> bool:
         """Whether the answer is the right one: by the share of its proof that was seen, if it was seen itself."""
@@ -111,25 +113,27 @@ class Wanderer:
         return self.dice.chance(len(shown) / len(needed))
 
     def _guess(self, seen: Sequence[Fact], relation: str, about: bool) -> str:
-        """Something of the right kind among the facts seen; of another kind when there is none."""
+        """What fits the question and was seen last: by its relation, else by its kind, else any name."""
         spelled = self.library.spelled
-        fitting = [fact for fact in seen if fact.relation == relation]
-        if fitting and not (about and self.dice.chance(0.5)):
-            fact = self.dice.pick(fitting)
-            return spelled(fact.subject if about else fact.object)
         kind = RELATIONS[relation].subject if about else RELATIONS[relation].object
-        alike = [fact.subject for fact in seen if RELATIONS[fact.relation].subject == kind]
-        alike += [str(fact.object) for fact in seen if RELATIONS[fact.relation].object == kind]
-        if alike:
-            return spelled(self.dice.pick(alike))
-        return self.dice.pick(self._names) if self._names else "nothing"
+        for fact in reversed(seen):
+            if fact.relation == relation:
+                return spelled(fact.subject if about else fact.object)
+        for fact in reversed(seen):
+            if RELATIONS[fact.relation].object == kind:
+                return spelled(fact.object)
+            if RELATIONS[fact.relation].subject == kind:
+                return spelled(fact.subject)
+        return self._names[-1] if self._names else "nothing"
 
     def _notice(self, tool: str, observation: Observation) -> None:
         self._page_open |= tool != SEARCH and not observation.error
+        text = observation.text
         if tool == SEARCH:
-            self._results = len(_RESULT.findall(observation.text))
-        body = observation.text.partition("\n")[2] if tool != OPEN else observation.text
-        self._names = self.library.names(body) or self._names
+            results = _RESULT.split(text)[1:]
+            self._results = len(results)
+            text = self.dice.weighted(results[:3], (4, 1, 1)[: len(results)]) if results else ""
+        self._names = list(dict.fromkeys(self.library.names(text))) or self._names
 
 
 def asked_for(question: Question) -> tuple[str, bool]:

@@ -27,6 +27,7 @@ from trace_fast.trainer.base_policy import (
 )
 from trace_fast.trainer.base_policy.__main__ import main
 from trace_fast.trainer.base_policy.examples import Example
+from trace_fast.trainer.base_policy.experiment import LOOKUP
 from trace_fast.trainer.base_policy.settings import practice_seeds
 from trace_fast.trainer.base_policy.training import Batch, batch_loss, batches, new_model
 from trace_fast.trainer.data import read_tasks
@@ -77,14 +78,21 @@ def test_validation_json_holds_the_record(tiny: Any) -> None:
     assert record["reading"]["questions"] == TINY.tasks
 
 
-def test_the_world_is_written_with_the_templates_of_the_experiment(tiny: Any) -> None:
+def test_the_world_is_written_with_half_as_many_questions_of_one_document_as_of_several(tiny: Any) -> None:
     world = experiment_world(0, TINY)
     for split in ("train", "validation", "test"):
         tasks = read_tasks(str(tiny.folder / "world" / f"questions.{split}.jsonl"))
         assert [(task.question, task.answers) for task in tasks] == [
             (task.question, task.answers) for task in tasks_of(world, split)
         ]
-        assert {task.extra["template"] for task in tasks} == set(TEMPLATES)
+        assert {task.extra["template"] for task in tasks} == {*TEMPLATES, LOOKUP}
+        easy = [task for task in tasks if task.extra["hops"] == 1]
+        assert [task for task in tasks if task.extra["template"] == LOOKUP] == easy
+        assert len(easy) == (len(tasks) - len(easy)) // 2
+        assert len({task.id for task in tasks}) == len(tasks)
+        known = {lookup.question: lookup.answers for lookup in world.lookups(split)}
+        assert all(known[task.question] == task.answers for task in easy)
+        assert 0 < sum(task.extra["hops"] == 1 for task in tasks[: len(easy)]) < len(easy)  # mixed
     lines = (tiny.folder / "world" / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["text"] for line in lines] == [document.text for document in world.documents]
 
@@ -92,7 +100,8 @@ def test_the_world_is_written_with_the_templates_of_the_experiment(tiny: Any) ->
 @pytest.mark.parametrize("seed", [0, 1, 9_999])
 def test_practice_worlds_are_never_the_experiments(seed: int) -> None:
     for size in SIZES.values():
-        used = range(practice_seeds(seed, size).start, practice_seeds(seed, size).stop + size.naming_worlds)
+        first = practice_seeds(seed, size)
+        used = range(first.start, first.stop + size.naming_worlds + size.drill_worlds)
         assert len(used) < 100_000
         assert used.start > 9_999  # the highest seed of an experiment
 

@@ -152,17 +152,46 @@ def test_readings_ask_for_what_their_text_states(library: Library, frame: ChatFr
     assert asked > 60
 
 
-def test_drills_repeat_or_ask_what_they_told(library: Library, frame: ChatFrame) -> None:
-    repeated = 0
-    for example in DrillMaker(library, frame, Dice("test")).examples(40):
+def test_drills_repeat_or_ask_what_they_tell(library: Library, frame: ChatFrame) -> None:
+    golds = {lookup.question: lookup.answers[0] for lookup in library.lookups.values()}
+    kinds = {"repeated": 0, "behind": 0, "in front": 0}
+    for example in DrillMaker(library, frame, Dice("test")).examples(200):
         text = frame.tokenizer.decode(example.ids)
-        told = text.partition("<|im_start|>")[0].rstrip("\n").split("\n")
+        told = [line.strip() for line in text.partition("<|im_start|>")[0].split("\n")]
         if "<|im_start|>" not in text:
-            repeated += 1
+            kinds["repeated"] += 1
             assert sorted(told[: len(told) // 2]) == sorted(told[len(told) // 2 :])
-        for answer in re.findall("<answer>(.*?)</answer>", text):
-            assert any(answer in line or answer in line.replace("The ", "the ") for line in told)
-    assert 5 < repeated < 35
+            continue
+        kind = "behind" if told[0] else "in front"
+        kinds[kind] += 1
+        turns = messages(frame, example)
+        if kind == "behind":
+            shown = ["\n".join(told)] * (len(turns) // 2)
+            asked, answers = turns[0::2], turns[1::2]
+        else:
+            asked, calls, seen, answers = (turns[i::4] for i in range(4))
+            shown = [text for _, text in seen]
+            for (_, question), (role, call) in zip(asked, calls, strict=True):
+                assert role == "assistant"
+                query = re.findall(r'"query": " ([^"]+)"', call)[0]
+                assert set(query.split()) <= set(again(frame, question.replace("?", "")).split())
+        for (asking, question), (role, answer), seen_text in zip(asked, answers, shown, strict=True):
+            assert (asking, role) == ("user", "assistant")
+            assert answer == again(frame, f"<answer>{golds[question]}</answer>")
+            assert again(frame, golds[question]) in seen_text
+        own = [text for role, text in turns if role == "assistant"]
+        assert frame.tokenizer.decode(example.ids[example.weights == 1.0]) == "".join(f"{a}<|im_end|>" for a in own)
+    assert min(kinds.values()) > 3, kinds
+
+
+def test_every_relation_is_drilled(library: Library, frame: ChatFrame) -> None:
+    asked = {fact.relation: 0 for fact in library.lookups}
+    relations = {lookup.question: fact.relation for fact, lookup in library.lookups.items()}
+    for example in DrillMaker(library, frame, Dice("test")).examples(300):
+        for role, text in messages(frame, example):
+            if role == "user":
+                asked[relations[text]] += 1
+    assert min(asked.values()) > 10, asked
 
 
 def test_what_a_question_asks_for(questions: list[Question], library: Library) -> None:
