@@ -75,6 +75,7 @@ bench: $(STAMPS)/dev $(STAMPS)/demo-data
 # A small policy that uses the browser tools in valid format and rarely succeeds, and the world it is to learn in.
 DOCWORLD := $(OUT)/docworld
 docworld-base: $(STAMPS)/dev
+	rm -rf $(DOCWORLD)/world/index $(DOCWORLD)/base/validation.json
 	$(BIN)/python -m trace_fast.trainer.base_policy --seed 0 --out $(DOCWORLD)/base --world $(DOCWORLD)/world
 
 # GRPO, TRACE, GSPO and GiGPO from that policy; results and plots under benchmarks/results. Hours; may be interrupted.
@@ -100,7 +101,8 @@ sanitize: $(STAMPS)/dev
 	cmake --build $(SANITIZED) --parallel
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
 	    $(BIN)/python -m pytest -p no:benchmark -p native_build --native-build $(SANITIZED)/out \
-	    tests/kernels/test_prefix_attention.py $(wildcard tests/kernels/test_*native*.py) \
+	    tests/kernels/test_prefix_attention.py tests/kernels/test_turn_credit_refusals.py \
+	    $(wildcard tests/kernels/test_*native*.py) \
 	    -k "not operator and not compile and not opcheck" $(SANITIZE_ARGS)
 
 # The report is tested in a real browser. Without one those tests are skipped and say so.

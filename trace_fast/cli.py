@@ -1,4 +1,5 @@
-"""The command line: ``trace-fast score | plan | report | info | demo | bench | train | rollout | eval | export``.
+"""The command line: ``trace-fast score | plan | report | info | demo | bench | train | rollout | eval | export |
+serve``.
 
 Options and their help stand here; what a command does stands in ``cli_<command>``, imported when it runs, so that
 ``--help`` needs neither torch nor a model. Exit codes: see ``trace_fast.cli_terminal``.
@@ -12,36 +13,31 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trace_fast.config import Alias, CreditConfig, CreditForm, DType
+from trace_fast.cli_options import (
+    AnswerKey,
+    AsJson,
+    Backend,
+    Device,
+    Format,
+    GroupKey,
+    HowAliases,
+    IdKey,
+    InputFiles,
+    MessagesKey,
+    Model,
+    Opener,
+    Overwrite,
+    PackTokens,
+    Precision,
+    RewardKey,
+    Secured,
+)
+from trace_fast.cli_train_app import add_training
+from trace_fast.config import CreditConfig, CreditForm
 
 if TYPE_CHECKING:
     from trace_fast.cli_inputs import Inputs
     from trace_fast.cli_score import OpenScorer
-
-InputFiles = Annotated[
-    list[str],
-    typer.Argument(metavar="IN...", help="Files of rollouts (JSONL, JSON, Parquet; .gz, .zst), or - for stdin."),
-]
-Model = Annotated[str, typer.Option("--model", "-m", help="Reference model: a folder, a hub id or a GGUF file.")]
-Format = Annotated[str, typer.Option(help="Format of the records; auto detects it.")]
-Opener = Annotated[
-    str, typer.Option(metavar="TEXT", help="Answer-ready text after each state; auto: the format's own.")
-]
-Precision = Annotated[DType, typer.Option(help="Weights and activations.")]
-PackTokens = Annotated[int | None, typer.Option(min=1, help="Token budget of a forward pass; default: by free memory.")]
-IdKey = Annotated[str | None, typer.Option(metavar="PATH", help="Dotted path of a record's id.")]
-GroupKey = Annotated[str | None, typer.Option(metavar="PATH", help="Dotted path of its group (one prompt).")]
-AnswerKey = Annotated[str | None, typer.Option(metavar="PATH", help="Dotted path of the gold answer(s).")]
-RewardKey = Annotated[str | None, typer.Option(metavar="PATH", help="Dotted path of the outcome reward.")]
-MessagesKey = Annotated[str | None, typer.Option(metavar="PATH", help="Dotted path of the messages or text.")]
-Secured = Annotated[float, typer.Option(max=0.0, help="Mean log-prob (nats) from which a state counts as secured.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
-TrainingConfig = Annotated[str, typer.Argument(metavar="CONFIG.toml", help="Settings of the run.")]
-Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-
 
 def build_app(open_scorer: OpenScorer | None = None) -> typer.Typer:
     """The application; ``open_scorer`` replaces how the scorer is made (embedding, tests)."""
@@ -59,7 +55,8 @@ def build_app(open_scorer: OpenScorer | None = None) -> typer.Typer:
     _add_info(app)
     _add_demo(app, open_scorer)
     _add_bench(app)
-    _add_train(app)
+    add_training(app)
+    _add_serve(app)
 
     @app.callback(invoke_without_command=True)
     def main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
@@ -85,8 +82,8 @@ def _add_score(app: typer.Typer, open_scorer: OpenScorer | None) -> None:
         out: Annotated[str, typer.Option("--out", "-o", metavar="OUT.jsonl", help="Score file, or - for stdout.")],
         format: Format = "auto",
         dtype: Precision = "bfloat16",
-        device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-        backend: Annotated[str, typer.Option(help="Implementation; trace-fast info lists them.")] = "auto",
+        device: Device = "auto",
+        backend: Backend = "auto",
         opener: Opener = "auto",
         horizon: Annotated[int, typer.Option(min=0, help="K, turns that a reward looks ahead.")] = default.horizon,
         discount: Annotated[float, typer.Option(help="gamma of the K-step reward.")] = default.discount,
@@ -95,7 +92,7 @@ def _add_score(app: typer.Typer, open_scorer: OpenScorer | None) -> None:
         form: Annotated[CreditForm, typer.Option(help="Form of the one-step credit.")] = default.form,
         normalize_window: Annotated[bool, typer.Option(help="Divide by the window's weight.")] = True,
         std: Annotated[Literal["population", "sample"], typer.Option(help="Of a group's rewards.")] = default.std,
-        alias: Annotated[Alias, typer.Option(help="How several gold answers become one score.")] = "max",
+        alias: HowAliases = "max",
         secured_threshold: Secured = default.secured_threshold,
         report: Annotated[str | None, typer.Option(metavar="FILE.html", help="Write a report too.")] = None,
         resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
@@ -251,73 +248,33 @@ def _add_demo(app: typer.Typer, open_scorer: OpenScorer | None) -> None:
         raise typer.Exit(code)
 
 
-def _add_train(app: typer.Typer) -> None:
-    @app.command(short_help="Train a tool-using policy.")
-    def train(
-        config: TrainingConfig,
-        set: Changes = None,
-        resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Print memory, tokens and arithmetic only.")] = False,
+def _add_serve(app: typer.Typer) -> None:
+    @app.command(short_help="Score for other processes.")
+    def serve(
+        model: Model,
+        host: Annotated[str, typer.Option(help="Address to listen at; whoever reaches it may ask.")] = "127.0.0.1",
+        port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8470,
+        dtype: Precision = "bfloat16",
+        device: Device = "auto",
+        backend: Backend = "auto",
+        alias: HowAliases = "max",
+        max_tokens_per_pack: PackTokens = None,
     ) -> None:
-        """Train a policy with GRPO, GSPO, GiGPO or TRACE; on several devices under torchrun.
-
-        Exit codes: 0 all steps done, 2 nothing could be done or training failed, 3 stopped by a signal after saving.
-        """
+        """Hold the reference model and score over HTTP, for trainers with reference.placement = "remote"."""
+        from trace_fast.cli_serve import run_serve
         from trace_fast.cli_terminal import command_errors
-        from trace_fast.cli_train import run_train
 
         with command_errors():
-            code = run_train(config, set or [], resume=resume, dry_run=dry_run)
-        raise typer.Exit(code)
-
-    @app.command(short_help="Sample rollouts of questions.")
-    def rollout(
-        config: TrainingConfig,
-        questions: Annotated[str, typer.Option(metavar="FILE.jsonl", help="Questions with their answers.")],
-        out: Annotated[str, typer.Option("--out", "-o", metavar="OUT.jsonl", help="Rollouts, in tokens form.")],
-        samples: Annotated[int, typer.Option(min=1, help="Rollouts of each question.")] = 1,
-        set: Changes = None,
-        overwrite: Overwrite = False,
-    ) -> None:
-        """Sample rollouts with a config's policy, engine and search. Exit codes as for score."""
-        from trace_fast.cli_terminal import command_errors
-        from trace_fast.cli_train import run_rollout
-
-        with command_errors():
-            code = run_rollout(config, set or [], questions=questions, out=out, samples=samples, overwrite=overwrite)
-        raise typer.Exit(code)
-
-    @app.command(name="eval", short_help="Evaluate a policy on questions.")
-    def evaluate(
-        config: TrainingConfig,
-        questions: Annotated[str | None, typer.Option(metavar="FILE.jsonl", help="Default: data.validation.")] = None,
-        out: Annotated[str | None, typer.Option("--out", "-o", metavar="OUT.jsonl", help="Also write them.")] = None,
-        set: Changes = None,
-        overwrite: Overwrite = False,
-    ) -> None:
-        """Print a policy's metrics on questions as JSON. Exit codes as for score."""
-        from trace_fast.cli_terminal import command_errors
-        from trace_fast.cli_train import run_eval
-
-        with command_errors():
-            code = run_eval(config, set or [], questions=questions, out=out, overwrite=overwrite)
-        raise typer.Exit(code)
-
-    @app.command(short_help="Write a checkpoint's policy as a model folder.")
-    def export(
-        config: TrainingConfig,
-        out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="The model folder to write.")],
-        step: Annotated[int | None, typer.Option(min=0, help="Steps done; default: the newest checkpoint.")] = None,
-        set: Changes = None,
-        overwrite: Overwrite = False,
-    ) -> None:
-        """Write the policy of a run's checkpoint with its tokenizer, as transformers and rollout servers load it."""
-        from trace_fast.cli_terminal import command_errors
-        from trace_fast.cli_train import run_export
-
-        with command_errors():
-            code = run_export(config, set or [], step=step, out=out, overwrite=overwrite)
-        raise typer.Exit(code)
+            run_serve(
+                model,
+                host=host,
+                port=port,
+                dtype=dtype,
+                device=device,
+                backend=backend,
+                alias=alias,
+                max_tokens_per_pack=max_tokens_per_pack,
+            )
 
 
 def _add_bench(app: typer.Typer) -> None:
@@ -343,8 +300,8 @@ def _add_bench(app: typer.Typer) -> None:
         rounds: Annotated[int, typer.Option(min=1, help="Timed calls of each method.")] = 3,
         limit: Annotated[int, typer.Option(min=1, help="Rollouts taken from the files.")] = 4,
         out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="For rows.jsonl and plots.")] = "out/bench",
-        device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-        backend: Annotated[str, typer.Option(help="Implementation; trace-fast info lists them.")] = "auto",
+        device: Device = "auto",
+        backend: Backend = "auto",
         format: Format = "auto",
         opener: Opener = "auto",
         id_key: IdKey = None,

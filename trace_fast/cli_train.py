@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from trace_fast.errors import ConfigError, OutputError
 from trace_fast.formats import write_rollouts
 from trace_fast.model_context import quiet_transformers
 from trace_fast.model_spec import ModelSpec
+from trace_fast.rollout import Rollout
 from trace_fast.trainer.config import TrainConfig, read_config
 from trace_fast.trainer.data import check_key, read_tasks
 from trace_fast.trainer.dry_run import plan_run
@@ -55,7 +57,7 @@ def run_rollout(path: str, changes: Sequence[str], *, questions: str, out: str, 
     config = read_config(path, changes)
     _check_place(out, overwrite=overwrite)
     sampled = _sampled(config, questions, samples, evaluation=False)
-    write_rollouts(out, sampled.rollouts)
+    _write(out, sampled.rollouts)
     say(f"{plural(len(sampled.rollouts), 'rollout')} written to {out}")
     return _reported(sampled)
 
@@ -67,14 +69,16 @@ def run_eval(path: str, changes: Sequence[str], *, questions: str | None, out: s
         TraceFastError: nothing could be evaluated.
     """
     config = read_config(path, changes)
-    questions = questions or config.data.validation
+    if out == "-":
+        raise OutputError("expected the name of a file for the rollouts: the metrics go to the standard output")
+    questions = config.data.validation if questions is None else questions
     if questions is None:
         raise ConfigError(f"{path}: data.validation: is required, or give --questions")
     if out is not None:
         _check_place(out, overwrite=overwrite)
     sampled = _sampled(config, questions, config.evaluation.samples, evaluation=True)
     if out is not None:
-        write_rollouts(out, sampled.rollouts)
+        _write(out, sampled.rollouts)
     print(json.dumps(rollout_metrics(sampled.rollouts, by=config.evaluation.by), indent=2))
     return _reported(sampled)
 
@@ -86,6 +90,7 @@ def run_export(path: str, changes: Sequence[str], *, step: int | None, out: str,
         TraceFastError: there is no such checkpoint, it does not fit the policy, or the folder cannot be written.
     """
     config = read_config(path, changes)
+    _check_one_process()
     from trace_fast.trainer.export import export_policy, find_checkpoint
 
     checkpoint = find_checkpoint(config, step)
@@ -111,12 +116,29 @@ def _check_place(out: str, *, overwrite: bool) -> None:
     """Before anything is sampled: a file can be made there, and one process does it."""
     if Path(out).exists() and not overwrite:
         raise OutputError(f"{out} exists; replace it with --overwrite, or give another name")
+    _check_one_process()
+    if out != "-" and (not Path(out).resolve().parent.is_dir() or Path(out).is_dir()):
+        raise OutputError(f"{out}: expected the name of a file in a folder that exists")
+
+
+def _check_one_process() -> None:
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigError(
             "expected one process, since this command does not divide its work; start it without a launcher"
         )
-    if out != "-" and (not Path(out).resolve().parent.is_dir() or Path(out).is_dir()):
-        raise OutputError(f"{out}: expected the name of a file in a folder that exists")
+
+
+def _write(out: str, rollouts: Sequence[Rollout]) -> None:
+    """A file appears whole or not at all."""
+    if out == "-":
+        write_rollouts(out, rollouts)
+        return
+    hidden = Path(out).with_name(f".{secrets.token_hex(6)}.{Path(out).name}")  # its suffix decides on compression
+    try:
+        write_rollouts(hidden, rollouts)
+        os.replace(hidden, out)
+    finally:
+        hidden.unlink(missing_ok=True)
 
 
 def _sampled(config: TrainConfig, questions: str, samples: int, *, evaluation: bool) -> SampledGroups:

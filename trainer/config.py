@@ -33,17 +33,30 @@ class _Section(BaseModel):
 class ReferenceConfig(_Section):
     """The frozen model that scores states; the policy as it was loaded, unless ``path`` names another.
 
-    ``placement``: ``device`` keeps it beside the policy, ``offload`` on the host between the scoring phases.
-    ``kl``: also score every token of the rollouts, for the metric of the policy's divergence.
+    ``placement``: ``device`` keeps it beside the policy, ``offload`` on the host between the scoring phases,
+    ``remote`` in the ``trace-fast serve`` process at ``url``, which must score in this ``dtype`` and by this ``alias``.
+    ``kl``: also score every token of the rollouts, for the metric of the policy's divergence. ``timeout_s``: of one
+    request to the server; ``deadline_s``: of a request with all its attempts.
     """
 
     path: Name | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     backend: Literal["auto", "triton", "native", "reference"] = "auto"
-    placement: Literal["device", "offload"] = "device"
+    placement: Literal["device", "offload", "remote"] = "device"
+    url: Name | None = None
+    timeout_s: float = Field(600.0, gt=0)
+    deadline_s: float = Field(1800.0, gt=0)
     alias: Alias = "max"
     max_tokens_per_pack: int | None = Field(None, ge=1)
     kl: bool = True
+
+    @model_validator(mode="after")
+    def _remote(self) -> ReferenceConfig:
+        if (self.placement == "remote") != (self.url is not None):
+            raise ValueError("expected a url where placement is 'remote', and nowhere else")
+        if self.url is not None and self.path is not None:
+            raise ValueError("expected no path where placement is 'remote': the server has its own")
+        return self
 
 
 class DataConfig(_Section):
@@ -202,7 +215,7 @@ class TrainConfig(_Section):
                 "training": {"steps"},
                 "data": {"validation"},
                 "search": {"index", "corpus"},
-                "reference": {"placement", "max_tokens_per_pack"},
+                "reference": {"placement", "max_tokens_per_pack", "url", "timeout_s", "deadline_s"},
                 "engine": {"url", "concurrency", "timeout_s", "deadline_s", "weights", "weights_address"},
             },
         )

@@ -14,9 +14,10 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from trace_fast.errors import ConfigError, InputError
-from trace_fast.trainer.harness import Task
+from trace_fast.trainer.harness import RESULT_KEYS, Task
 
 KEYS = ("id", "question", "answers")
+LONGEST_VALUE = 100
 MOST_VALUES = 50  # that an evaluation is split by: each is a metric
 
 
@@ -65,14 +66,17 @@ def check_key(tasks: Sequence[Task], key: str | None, path: str) -> None:
     """
     if key is None:
         return
+    if key in RESULT_KEYS or key in KEYS:
+        raise ConfigError(f"evaluation.by: expected a key of the questions, got {key!r}, which is not theirs alone")
     values = set()
     for task in tasks:
         value = task.extra.get(key)
-        if isinstance(value, bool) or not isinstance(value, str | int):
+        if type(value) is not int and not (_is_text(value) and len(value) <= LONGEST_VALUE):
             raise ConfigError(
-                f"evaluation.by: {path}: question {task.id!r}: expected text or an integer under {key!r}, got {value!r}"
+                f"evaluation.by: {path}: question {task.id!r}: expected an integer, or a text of at most "
+                f"{LONGEST_VALUE} characters, under {key!r}, got {value!r:.200}"
             )
-        values.add(value)
+        values.add(str(value))
     if len(values) > MOST_VALUES:
         raise ConfigError(f"evaluation.by: {path}: expected at most {MOST_VALUES} values of {key!r}, got {len(values)}")
 

@@ -95,7 +95,8 @@ def plan_run(config: TrainConfig, policy: ModelSpec, reference: ModelSpec, n_pro
     }
     host = {"optimiser": OFFLOADED_BYTES * own if config.optimizer.offload else 0}
     scored = algorithm(config.algorithm.name).needs_scores
-    reference_bytes = parameters(reference) * dtype_of(config.reference.dtype).itemsize if scored else 0
+    here = scored and config.reference.placement != "remote"
+    reference_bytes = parameters(reference) * dtype_of(config.reference.dtype).itemsize if here else 0
     (device if config.reference.placement == "device" else host)["reference"] = reference_bytes
     if config.engine.kind == "hf":
         item = dtype_of(config.engine.dtype).itemsize

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from trace_fast.atomic_write import sync_folder
@@ -38,29 +40,26 @@ def find_checkpoint(config: TrainConfig, step: int | None) -> Path:
 def export_policy(config: TrainConfig, checkpoint: Path, out: Path, *, overwrite: bool = False) -> None:
     """Writes weights (safetensors, in the dtype that ``policy.path`` stores them in), settings and tokenizer.
 
-    The folder appears whole or not at all.
+    The folder appears whole or not at all; one that is replaced is there until the new one is.
 
     Raises:
         InputError: the checkpoint is damaged, or one of another policy than ``policy.path``.
-        OutputError: ``out`` exists and ``overwrite`` is not given, or it cannot be written.
+        OutputError: ``out`` exists and ``overwrite`` is not given, it is a model that the run reads, or it cannot be
+            written.
     """
-    if out.exists() and not overwrite:
-        raise OutputError(f"{out} exists; replace it with --overwrite, or give another name")
-    if out.exists() and not (out / "config.json").is_file():
-        raise OutputError(f"{out}: expected a folder with a model to replace, got something else")
+    out = out.resolve()
+    _check_place(config, out, overwrite=overwrite)
     read_progress(checkpoint)
     module, tokenizer = load_module(config.policy.path), load_tokenizer(config.policy.path)
     parameters = dict(module.named_parameters())
     masters = {name: torch.empty_like(parameter, dtype=torch.float32) for name, parameter in parameters.items()}
-    state: dict[str, Any] = {"policy": masters}
     try:
+        _check_fits(checkpoint, config.policy.path, masters)
         with warnings.catch_warnings():  # torch says that it loads in one process, which is what is asked for
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-            load(state, checkpoint_id=checkpoint, no_dist=True)
-    except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
-        raise InputError(
-            f"{checkpoint}: expected a checkpoint of {config.policy.path!r}: {reason(error)}"
-        ) from error
+            load({"policy": masters}, checkpoint_id=checkpoint, no_dist=True)
+    except (CheckpointException, OSError, RuntimeError, KeyError) as error:
+        raise InputError(f"{checkpoint}: expected a checkpoint of {config.policy.path!r}: {reason(error)}") from error
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(masters[name])
@@ -68,15 +67,51 @@ def export_policy(config: TrainConfig, checkpoint: Path, out: Path, *, overwrite
     try:
         module.save_pretrained(hidden)
         tokenizer.save_pretrained(hidden)
-        for file in hidden.iterdir():
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
-        sync_folder(hidden)
-        if out.exists():
-            shutil.rmtree(out)
-        hidden.rename(out)
-        sync_folder(out.parent)
-    except OSError as error:
+        _publish(hidden, out)
+    except (OSError, SafetensorError) as error:
         raise OutputError(f"{out}: cannot be written: {error}") from error
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _check_place(config: TrainConfig, out: Path, *, overwrite: bool) -> None:
+    for key, path in (("policy.path", config.policy.path), ("reference.path", config.reference.path)):
+        if path is not None and Path(path).exists() and Path(path).resolve() == out:
+            raise OutputError(f"{out} is {key}, which the run still needs; give another name")
+    if out.exists() and not overwrite:
+        raise OutputError(f"{out} exists; replace it with --overwrite, or give another name")
+    if out.exists() and not (out / "config.json").is_file():
+        raise OutputError(f"{out}: expected a folder with a model to replace, got something else")
+
+
+def _check_fits(checkpoint: Path, model: str, masters: dict[str, torch.Tensor]) -> None:
+    """That the checkpoint holds these parameters and no others: torch's loader passes over what it is not asked for."""
+    stored: dict[str, Any] = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    have = {key.removeprefix("policy."): tuple(m.size) for key, m in stored.items() if key.startswith("policy.")}
+    want = {name: tuple(master.shape) for name, master in masters.items()}
+    if have != want:
+        odd = min(name for name, _ in have.items() ^ want.items())
+        raise InputError(
+            f"{checkpoint}: expected a checkpoint of {model!r}, got another's: {odd}: expected shape {want.get(odd)}, "
+            f"got {have.get(odd)}"
+        )
+
+
+def _publish(hidden: Path, out: Path) -> None:
+    for path in [*hidden.rglob("*"), hidden]:
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+    old = hidden.with_suffix(".old")
+    if out.exists():
+        out.rename(old)
+    try:
+        hidden.rename(out)
+    except BaseException:
+        if old.exists():
+            old.rename(out)
+        raise
+    sync_folder(out.parent)
+    shutil.rmtree(old, ignore_errors=True)

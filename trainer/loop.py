@@ -32,6 +32,7 @@ from trace_fast.trainer.optimizer import Adam
 from trace_fast.trainer.parallel import TrainMesh
 from trace_fast.trainer.policy import NonFiniteError, Policy
 from trace_fast.trainer.reference import Reference, reference_kl
+from trace_fast.trainer.remote_reference import RemoteReference
 from trace_fast.trainer.run_log import RunLog
 from trace_fast.trainer.sampling import SampledGroups, sample_groups
 from trace_fast.trainer.stop import StopSignal
@@ -49,7 +50,7 @@ class Run:
     mesh: TrainMesh
     policy: Policy
     optimizer: Adam
-    reference: Reference
+    reference: Reference | RemoteReference
     engine: TrainableEngine
     harness: Harness
     examiner: Harness  # with the limits of evaluation

@@ -55,6 +55,7 @@ class RunLog:
         self._folder = folder
         self._config = config
         self._writes = writes
+        self._console = writes
         self.seconds: dict[str, float] = {}
         if writes:
             self._rewind(begin)
@@ -126,9 +127,10 @@ class RunLog:
         """A line on the console."""
         self._say(text)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
+        """``failed``: whether an error ended the run."""
         for board in self._boards:
-            board.close()
+            board.close(failed=failed)
 
     def _append(self, record: dict[str, Any]) -> None:
         if not self._writes:
@@ -142,5 +144,10 @@ class RunLog:
             board.log(record["step"], values)
 
     def _say(self, text: str) -> None:
-        if self._writes:
+        """A terminal or a pipe that is gone takes nothing more, and takes no run with it: all stands in the files."""
+        if not self._console:
+            return
+        try:
             say(text)
+        except OSError:
+            self._console = False

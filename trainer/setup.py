@@ -17,6 +17,7 @@ from trace_fast.cli_terminal import say
 from trace_fast.errors import ConfigError, InputError, OutputError, RolloutError
 from trace_fast.model import load_tokenizer
 from trace_fast.model_spec import ModelSpec
+from trace_fast.service import vocabulary_hash
 from trace_fast.trainer.batch import check_sampling
 from trace_fast.trainer.boards import check_boards
 from trace_fast.trainer.checkpoint import Checkpoints, latest_checkpoint, read_progress
@@ -42,6 +43,7 @@ from trace_fast.trainer.optimizer import Adam
 from trace_fast.trainer.parallel import TrainMesh
 from trace_fast.trainer.policy import Policy, load_module
 from trace_fast.trainer.reference import Reference
+from trace_fast.trainer.remote_reference import RemoteReference
 from trace_fast.trainer.run_log import RunLog
 from trace_fast.trainer.search import SearchIndex, build_bm25, build_vectors, open_index, read_corpus
 from trace_fast.trainer.search.encoders import Encoder, SentenceTransformerEncoder, TransformersEncoder
@@ -101,19 +103,19 @@ def open_run(config: TrainConfig, inputs: Inputs) -> Iterator[tuple[Run, int]]:
         index = shared_index(config.search, mesh)
         policy = Policy.load(config.policy, mesh, config.parallel)
         optimizer = Adam(policy.parameters, config.optimizer)
-        reference = mesh.together(
-            lambda: Reference.load(config.reference.path or config.policy.path, config.reference, mesh.device)
-        )
+        reference = mesh.together(lambda: open_reference(config, mesh.device))
         checkpoints = Checkpoints(folder / "checkpoints", mesh, keep=config.checkpoint.keep)
         begin = 0
         if inputs.checkpoint is not None:
             begin = _resumed(config, inputs.checkpoint, checkpoints, policy, optimizer, reference)
+        engine = mesh.together(
+            lambda: open_engine(config, mesh.device, longest=_longest(config), first=mesh.is_first)
+        )
+        harness = Harness(inputs.frame, index, config.harness)
+        examiner = Harness(_frame(config, config.evaluation.harness), index, config.evaluation.harness)
         settings = config.model_dump(mode="json")
         log = mesh.together(
             lambda: RunLog(folder, config.logging, begin=begin, writes=mesh.is_first, settings=settings)
-        )
-        engine = mesh.together(
-            lambda: open_engine(config, mesh.device, longest=_longest(config), first=mesh.is_first)
         )
         run = Run(
             config=config,
@@ -122,8 +124,8 @@ def open_run(config: TrainConfig, inputs: Inputs) -> Iterator[tuple[Run, int]]:
             optimizer=optimizer,
             reference=reference,
             engine=engine,
-            harness=Harness(inputs.frame, index, config.harness),
-            examiner=Harness(_frame(config, config.evaluation.harness), index, config.evaluation.harness),
+            harness=harness,
+            examiner=examiner,
             tasks=inputs.tasks,
             validation=inputs.validation,
             checkpoints=checkpoints,
@@ -133,8 +135,10 @@ def open_run(config: TrainConfig, inputs: Inputs) -> Iterator[tuple[Run, int]]:
         try:
             sync_engine(run, begin)
             yield run, begin
-        finally:
-            log.close()
+        except BaseException:
+            log.close(failed=True)
+            raise
+        log.close()
 
 
 @contextmanager
@@ -212,6 +216,18 @@ def open_engine(config: TrainConfig, device: torch.device, *, longest: int, firs
         deadline_s=settings.deadline_s,
         weights=_weight_sink(settings, settings.url, Path(config.policy.path), device) if first else None,
     )
+
+
+def open_reference(config: TrainConfig, device: torch.device) -> Reference | RemoteReference:
+    """The frozen model, in this process or another.
+
+    Raises:
+        ConfigError, ModelError: it cannot be loaded. ServerError, BadAnswer: no server of it answers.
+    """
+    if config.reference.placement == "remote":
+        vocabulary = vocabulary_hash(load_tokenizer(config.policy.path))
+        return RemoteReference(config.reference, vocabulary=vocabulary)
+    return Reference.load(config.reference.path or config.policy.path, config.reference, device)
 
 
 def _weight_sink(settings: EngineConfig, url: str, model: Path, device: torch.device) -> WeightSink:
@@ -328,7 +344,7 @@ def _resumed(
     checkpoints: Checkpoints,
     policy: Policy,
     optimizer: Adam,
-    reference: Reference,
+    reference: Reference | RemoteReference,
 ) -> int:
     progress = read_progress(path)
     if progress.reference != reference.hash:

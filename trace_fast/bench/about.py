@@ -53,6 +53,9 @@ def version(distribution: str) -> str:
         return "not installed"
 
 
+CODE = ("trace_fast", "kernels", "csrc", "trainer", "configs", "benchmarks", ":!benchmarks/results")
+
+
 def commit() -> str:
     """Short hash of the checkout, ``+changes`` when code differs from it; ``"none"`` for an installed package."""
     if not (ROOT / ".git").exists():
@@ -61,7 +64,7 @@ def commit() -> str:
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run(
-            [*git, "status", "--porcelain", "--", "trace_fast", "kernels", "csrc"],
+            [*git, "status", "--porcelain", "--", *CODE],
             capture_output=True,
             text=True,
             check=True,

@@ -1,8 +1,8 @@
 """A small base policy for docworld: a Qwen3 model of about a million parameters with its own tokenizer.
 
 It is made from documents, grounded question answering and undirected tool transcripts of practice worlds, so that it
-writes calls in valid format and reads well, but searches without a strategy and rarely succeeds: what a policy is
-trained from. Nothing of the experiment's world is in its training text.
+writes calls in valid format and mostly reads what one page states, but searches without a strategy and rarely succeeds:
+what a policy is trained from. Nothing of the experiment's world is in its training text.
 
     record = make_base("out/base", seed=0)              # also: python -m trace_fast.trainer.base_policy
     frame = frame_of(AutoTokenizer.from_pretrained("out/base"))

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything (default: 0)")
     parser.add_argument("--size", default="small", help=f"one of {', '.join(SIZES)} (default: small)")
-    parser.add_argument("--steps", type=int, help="of the optimiser (default: those of the size)")
+    parser.add_argument("--steps", type=int, help="on all but the drills (default: those of the size)")
     parser.add_argument("--threads", type=int, help="of torch; the weights depend on it (default: one a core)")
     parser.add_argument("--world", metavar="DIR", help="folder for the corpus and the questions to learn from")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the files; made when missing")

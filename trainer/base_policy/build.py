@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from trace_fast.atomic_write import write_atomically
@@ -53,7 +54,7 @@ def make_base(
     Args:
         world: folder for ``write_experiment``; not written by default.
         seed: of everything; with the same number of threads, the same seed gives the same weights.
-        size: a name of ``SIZES``, or numbers of one's own. steps: of the optimiser, instead of the size's.
+        size: a name of ``SIZES``, or numbers of one's own. steps: on all but the drills, instead of the size's.
         threads: of torch; as it is set by default.
 
     Raises:
@@ -99,9 +100,12 @@ def _make(folder: Path, seed: int, size: BaseSize, world: World, report: Report)
         "loss": sum(losses[-50:]) / len(losses[-50:]),
         **validate(model, tokenizer, world, seed=seed, number=size.tasks),
     }
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    write_atomically(folder / VALIDATION, json.dumps(record, indent=2) + "\n")
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        write_atomically(folder / VALIDATION, json.dumps(record, indent=2) + "\n")
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"{folder}: cannot be written: {error}") from error
     report(f"written to {folder} ({time.monotonic() - started:.0f} s)")
     return record
 

@@ -88,6 +88,24 @@ class JsonClient:
         except ValueError as error:
             raise BadAnswer(f"{address}: expected JSON, got {text[:80]!r} ({error})") from error
 
+    def patiently(self, path: str, body: object, *, timeout_s: float, deadline_s: float) -> Any:
+        """``call``, tried again with growing pauses where that may help, for ``deadline_s`` in all.
+
+        Raises:
+            ServerError, BadAnswer: as ``call``; the last one.
+        """
+        limit = time.monotonic() + deadline_s
+        pause = _FIRST_PAUSE_S
+        while True:
+            left = limit - time.monotonic()
+            try:
+                return self.call(path, body, timeout_s=min(timeout_s, max(left, 0.01)))
+            except ServerError as error:
+                if not error.again or time.monotonic() + pause >= limit:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
     @staticmethod
     def _read(response: urllib3.BaseHTTPResponse, address: str, limit: float) -> bytes:
         parts, size = [], 0
@@ -192,7 +210,10 @@ class HttpEngine:
             return Generation(np.empty(0, np.int64), np.empty(0, np.float32), FinishReason.LENGTH)
         limit = min(request.max_new_tokens, room)
         try:
-            raw = self._patiently(self._dialect.body(request, limit))
+            body = self._dialect.body(request, limit)
+            raw = self._client.patiently(
+                self._dialect.path, body, timeout_s=self._timeout_s, deadline_s=self._deadline_s
+            )
         except (ServerError, BadAnswer) as error:
             return failed(str(error))
         try:
@@ -201,19 +222,6 @@ class HttpEngine:
             return failed(f"{self._client.url}: {error}")
         except (KeyError, TypeError, ValueError, IndexError) as error:
             return failed(f"{self._client.url}: an answer with missing or odd fields: {error!r}")
-
-    def _patiently(self, body: dict[str, Any]) -> Any:
-        limit = time.monotonic() + self._deadline_s
-        pause = _FIRST_PAUSE_S
-        while True:
-            left = limit - time.monotonic()
-            try:
-                return self._client.call(self._dialect.path, body, timeout_s=min(self._timeout_s, max(left, 0.01)))
-            except ServerError as error:
-                if not error.again or time.monotonic() + pause >= limit:
-                    raise
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def checked(answer: Answer, request: Request, limit: int) -> Generation:

@@ -5,12 +5,13 @@ scorer, the credit and the trainer take as they are.
 """
 
 from trace_fast.trainer.harness.config import HarnessConfig
-from trace_fast.trainer.harness.episode import Episode, StopReason, Task
+from trace_fast.trainer.harness.episode import RESULT_KEYS, Episode, StopReason, Task
 from trace_fast.trainer.harness.frame import ChatFrame
 from trace_fast.trainer.harness.reward import Verdict, exact_match, judge, normalise_squad, normalise_strict
 from trace_fast.trainer.harness.run import Harness
 
 __all__ = [
+    "RESULT_KEYS",
     "ChatFrame",
     "Episode",
     "Harness",

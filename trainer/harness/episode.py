@@ -26,6 +26,10 @@ from trace_fast.trainer.harness.reward import judge
 from trace_fast.trainer.search.browser import Browser, Observation
 
 Clock = Callable[[], float]
+# What an episode writes into its rollout's extra, over the question's own keys of these names.
+RESULT_KEYS = frozenset(
+    ("stop_reason", "prediction", "correct", "format_valid", "written_tokens", "engine_error", *Diagnostics().record())
+)
 INVALID_TOOL = "browser"  # name in the template of what answers a turn without a readable call
 
 
@@ -194,8 +198,7 @@ class Episode:
         written = [np.full(len(ids), logprobs is not None) for ids, logprobs in self._parts]
         sampled = [np.full(len(ids), np.nan, np.float32) if lp is None else lp for ids, lp in self._parts]
         mask = np.concatenate(written)
-        extra = {
-            **self._task.extra,
+        result = {
             "stop_reason": self.stop.value,
             "prediction": prediction,
             "correct": verdict.correct,
@@ -204,7 +207,9 @@ class Episode:
             **self._diagnostics.record(),
         }
         if self._error is not None:
-            extra["engine_error"] = self._error
+            result["engine_error"] = self._error
+        assert RESULT_KEYS.issuperset(result), result.keys()
+        extra = {**self._task.extra, **result}
         return Rollout(
             id=self._id,
             group=self._task.id,

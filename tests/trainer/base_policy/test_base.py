@@ -135,9 +135,11 @@ def test_the_loss_is_the_weighted_mean_and_padding_does_not_count() -> None:
     assert again.item() == pytest.approx(loss.item(), rel=1e-6)
 
 
-def test_the_draft_of_copying_looks_back_and_matches() -> None:
-    """In a random string that comes twice, layer 0 reads the token before and layer 1 what followed the same token."""
-    model = new_model(SIZES["small"], 512, 0, 2, seed=0)
+@pytest.mark.parametrize(("heads", "matched"), [(2, 0.8), (4, 0.3)])
+def test_the_draft_of_copying_looks_back_and_matches(heads: int, matched: float) -> None:
+    """In a random string that comes twice, layer 0 reads the token before and layer 1 what followed the same token; the
+    more random heads write beside the drafted one, the less clearly (by chance: 1 in 60)."""
+    model = new_model(replace(SIZES["small"], heads=heads), 512, 0, 2, seed=0)
     model.set_attn_implementation("eager")
     string = np.random.default_rng(0).permutation(np.arange(10, 500))[:30]
     ids = torch.from_numpy(np.concatenate([string, string]))[None]
@@ -146,7 +148,7 @@ def test_the_draft_of_copying_looks_back_and_matches() -> None:
     places = torch.arange(1, 60)
     assert back[places, places - 1].min() > 0.9
     second = torch.arange(31, 59)
-    assert (match[second].argmax(dim=1) == second - 29).float().mean() > 0.8
+    assert (match[second].argmax(dim=1) == second - 29).float().mean() > matched
 
 
 @pytest.mark.parametrize(

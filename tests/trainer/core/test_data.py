@@ -98,9 +98,19 @@ def test_a_key_that_results_are_split_by_is_looked_at_before() -> None:
 
     check_key(tasks(1, 2, "three"), "hops", "q.jsonl")
     check_key(tasks(1), None, "q.jsonl")
-    with pytest.raises(ConfigError, match=r"evaluation\.by: q.jsonl: question '1': .* under 'hops', got None"):
-        check_key(tasks(1, None), "hops", "q.jsonl")
-    with pytest.raises(ConfigError, match=r"under 'hops', got \[1\]"):
-        check_key(tasks([1]), "hops", "q.jsonl")
+    check_key(tasks(*range(50), "1"), "hops", "q.jsonl")  # the text and the integer are one metric
+    odd = ((None, "None"), (True, "True"), ([1], r"\[1\]"), (" ", "' '"), ("\ud800", ""), ("x" * 101, "'xxx"))
+    for value, shown in odd:
+        with pytest.raises(ConfigError, match=rf"evaluation\.by: q.jsonl: question '1': .* under 'hops', got {shown}"):
+            check_key(tasks(1, value), "hops", "q.jsonl")
+    with pytest.raises(ConfigError) as caught:
+        check_key(tasks("x" * 1_000_000), "hops", "q.jsonl")
+    assert len(str(caught.value)) < 500
     with pytest.raises(ConfigError, match="expected at most 50 values of 'hops', got 51"):
         check_key(tasks(*range(51)), "hops", "q.jsonl")
+
+
+@pytest.mark.parametrize("key", ["prediction", "calls", "correct", "id", "answers"])
+def test_results_are_not_split_by_what_the_policy_writes(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"expected a key of the questions, got '{key}'"):
+        check_key([Task("0", "a", ("x",), {key: 1})], key, "q.jsonl")

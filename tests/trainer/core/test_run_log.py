@@ -70,6 +70,19 @@ def test_a_step_has_its_metrics_and_the_times_of_its_phases(tmp_path: Path) -> N
     assert log.seconds == {}
 
 
+def test_a_terminal_that_is_gone_takes_no_metrics_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(text: str) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("trace_fast.trainer.run_log.say", gone)
+    log = RunLog(tmp_path, LoggingConfig(), begin=0, writes=True)
+    log.step(0, {"reward": 0.5}, total=2)
+    log.warn("stopping")
+    log.step(1, {"reward": 0.75}, total=2)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["reward"]) for line in lines] == [(0, 0.5), (1, 0.75)]
+
+
 def test_rollouts_of_every_nth_step_are_dumped(tmp_path: Path) -> None:
     log = RunLog(tmp_path, LoggingConfig(rollouts=2), begin=0, writes=True)
     for step in range(4):
@@ -82,22 +95,31 @@ def test_rollouts_of_every_nth_step_are_dumped(tmp_path: Path) -> None:
 class FakeWandb(ModuleType):
     """The calls of the package that are made, in the place of the package."""
 
+    class Error(Exception):
+        pass
+
     def __init__(self) -> None:
         super().__init__("wandb", None)
-        self.__spec__ = ModuleSpec("wandb", None)
+        self.__spec__ = ModuleSpec("wandb", None, origin="wandb/__init__.py")
         self.runs: list[dict[str, Any]] = []
-        self.logged: list[tuple[int, dict[str, float]]] = []
-        self.finished = 0
+        self.logged: list[dict[str, float]] = []
+        self.exit_codes: list[int] = []
+        self.drawn_against: list[tuple[str, str]] = []
 
     def init(self, **settings: Any) -> Self:
+        if not settings["project"].strip():
+            raise self.Error("no project")
         self.runs.append(settings)
         return self
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        self.logged.append((step, values))
+    def define_metric(self, name: str, *, step_metric: str) -> None:
+        self.drawn_against.append((name, step_metric))
 
-    def finish(self) -> None:
-        self.finished += 1
+    def log(self, values: dict[str, float]) -> None:
+        self.logged.append(values)
+
+    def finish(self, exit_code: int) -> None:
+        self.exit_codes.append(exit_code)
 
 
 def test_wandb_gets_every_metric_and_a_resumed_run_keeps_its_id(
@@ -113,15 +135,29 @@ def test_wandb_gets_every_metric_and_a_resumed_run_keeps_its_id(
         log = RunLog(folder, config, begin=begin, writes=True, settings={"training": {"steps": 3}})
         log.evaluation(begin, {"reward": 0.25})
         log.step(begin, {"reward": 0.5}, total=3)
-        log.close()
+        log.close(failed=begin == 1)
     RunLog(folder, config, begin=0, writes=False).close()  # another process of the run
-    assert wandb.logged[:2] == [(0, {"validation/reward": 0.25}), (0, {"reward": 0.5, "seconds/step": 0.0})]
-    assert wandb.finished == 3
+    assert wandb.logged[2:4] == [
+        {"training_step": 1, "validation/reward": 0.25},
+        {"training_step": 1, "reward": 0.5, "seconds/step": 0.0},
+    ]
+    assert wandb.drawn_against == [("*", "training_step")] * 3
+    assert wandb.exit_codes == [0, 1, 0]
     first, second, third = wandb.runs
     assert first["id"] == second["id"] != third["id"]
     assert {run["resume"] for run in wandb.runs} == {"allow"}
     assert (first["project"], first["name"], first["dir"]) == ("docworld", "trace-seed0", str(folder))
     assert first["config"] == {"training": {"steps": 3}}
+    with pytest.raises(ConfigError, match=r"logging\.wandb: cannot start a run of the project ' ': no project"):
+        RunLog(folder, LoggingConfig(wandb=" "), begin=0, writes=True)
+
+
+def test_a_folder_of_a_board_s_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(ConfigError, match=r"logging\.wandb: needs the package wandb"):
+        check_boards(tensorboard=False, wandb="docworld")
 
 
 def test_a_board_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

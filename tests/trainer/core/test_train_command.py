@@ -60,6 +60,7 @@ def test_two_processes_train_resume_and_report(settings: Path, small_world: Path
     """The smoke run: TRACE in two processes, stopped by its step count and resumed, with everything that is written."""
     out = tmp_path / "out"
     run = ["train", str(settings), "--set", "parallel.shard=2", "--set", "logging.tensorboard=true"]
+    run += ["--set", "evaluation.by=hops"]
     code, output = ran([*run, "--set", "training.steps=2"], processes=2)
     assert code == 0, output
     code, output = ran([*run, "--set", "training.steps=3", "--resume"], processes=2)
@@ -83,6 +84,8 @@ def test_two_processes_train_resume_and_report(settings: Path, small_world: Path
     assert steps[2]["kl_to_reference"] > 1e-4
     validated = [line["step"] for line in metrics(out) if "validation/reward" in line]
     assert validated == [0, 2, 3]
+    by_hops = {key for line in metrics(out) for key in line if key.startswith("validation/success/hops=")}
+    assert by_hops == {"validation/success/hops=2", "validation/success/hops=3"}
     assert read_progress(out / "checkpoints" / "step-000003").step == 3
     assert list((out / "tensorboard").glob("events.out.tfevents.*"))
 
@@ -254,6 +257,8 @@ def test_a_place_that_cannot_be_written_is_named_before_anything_is_sampled(
             run_rollout(str(settings), [], questions="none.jsonl", out=str(out), samples=1, overwrite=True)
         with pytest.raises(OutputError, match="expected the name of a file in a folder that exists"):
             run_eval(str(settings), [], questions="none.jsonl", out=str(out), overwrite=True)
+    with pytest.raises(OutputError, match="the metrics go to the standard output"):
+        run_eval(str(settings), [], questions="none.jsonl", out="-", overwrite=True)
     there = tmp_path / "there.jsonl"
     there.write_text("kept")
     with pytest.raises(OutputError, match=r"there.jsonl exists; replace it with --overwrite"):
