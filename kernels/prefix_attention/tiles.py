@@ -43,6 +43,8 @@ def plan_tiles(spans: SpanRanges) -> list[Tile]:
     held: list[Copy] = []  # what the buffer holds now, by depth, without gaps
     for p in range(len(spans)):
         start, end, depth = int(spans.starts[p]), int(spans.ends[p]), int(spans.depths[p])
+        if start == end:  # no tile would make its copies, on which the next span would rely
+            continue
         path, at = [], 0
         for s, e in [*spans.ancestors(p).tolist(), (start, end)]:
             path.append(Copy(at, int(s), int(e - s)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ from trace_fast.kernels.policy_loss import BatchCounts, PolicyLossConfig, why_no
 from trace_fast.kernels.policy_loss import policy_loss as policy_loss_op
 from trace_fast.kernels.policy_loss.triton_impl import policy_loss
 
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 LENGTHS = (5, 0, 300, 1, 700, 63, 2)
 
 
@@ -41,6 +43,18 @@ def test_error_is_that_of_eager_and_the_rounding_of_its_sums(dtype: torch.dtype,
     allowed = abs(float(eager.loss.detach()) - loss) + 64 * UNIT[dtype] * terms
     assert abs(float(result.loss.detach()) - loss) <= allowed
     check_metrics(result.metrics, metrics, UNIT[dtype], exact_quantiles=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["paper", "gspo tis"])
+def test_a_repetition_gives_the_same_bits(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trace_fast.kernels.policy_loss.triton_impl.TOKENS_A_PROGRAM", 128)  # four programs a rollout
+    problem = batch(dtype, (70, 0, 1500, 1), kept=0.9)
+    (first, grad), (second, again) = (run(problem, CONFIGS[name], "triton") for _ in range(2))
+    assert torch.equal(first.loss, second.loss)
+    assert torch.equal(grad, again)
+    for field in fields(first.metrics):
+        assert torch.equal(getattr(first.metrics, field.name), getattr(second.metrics, field.name)), field.name
 
 
 def test_int32_offsets_change_nothing() -> None:

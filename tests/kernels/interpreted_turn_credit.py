@@ -118,6 +118,18 @@ def test_a_rollout_has_the_same_bits_in_any_batch() -> None:
     assert torch.equal(alone.advantages_N, whole.advantages_N[cut[r] : cut[r + 1]])
 
 
+@pytest.mark.parametrize("form", ["log_ratio", "raw", "linear"])
+def test_any_number_of_programs_gives_the_same_bits(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = batch(torch.float32)
+    results = []
+    for shares in (1, 2, 7):
+        monkeypatch.setattr("trace_fast.kernels.turn_credit.triton_impl.shares_a_rollout", lambda *_, n=shares: n)
+        results.append(numbers(run(tensors, CreditConfig(form=form), AdvantageConfig(), "triton")))
+    for other in results[1:]:
+        for name, first in results[0].items():
+            assert torch.equal(first, other[name]), name
+
+
 def test_bad_contents_are_refused_where_looking_costs_nothing() -> None:
     tensors = batch(torch.float32)
     bad = tensors["cu_states_R1"].clone()

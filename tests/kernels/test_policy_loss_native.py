@@ -9,6 +9,7 @@ import torch
 from policy_loss_problems import CONFIGS, UNIT, Batch, batch, by_hand, run
 
 from trace_fast import native
+from trace_fast.errors import TraceFastError
 from trace_fast.kernels.policy_loss import PolicyLossConfig, policy_loss, why_not
 from trace_fast.kernels.policy_loss.metrics import BINS, KL, LOSS, SUMS, bin_middle
 
@@ -202,6 +203,28 @@ def test_the_native_module_names_bad_tensors(change: dict[str, Any], message: st
     native.module().policy_loss(good, SETTINGS, 1, "baseline")
     with pytest.raises(ValueError, match=message):
         native.module().policy_loss(good | change, SETTINGS, 1, "baseline")
+
+
+def test_a_defect_of_any_tensor_is_named(defect: Any) -> None:
+    good = raw_tensors(batch(torch.float32, (3, 5)))
+    assert len(good) == 11
+    for name, tensor in good.items():
+        if defect.affects(tensor):
+            with pytest.raises(ValueError, match=f"^{name}: expected {defect.expected}"):
+                native.module().policy_loss(good | {name: defect.spoil(tensor)}, SETTINGS, 1, "baseline")
+    counted = {name: good[name] for name in ("mask_N", "cu_tokens_R1", "n_tokens_R")}
+    for name, tensor in counted.items():
+        if defect.affects(tensor):
+            with pytest.raises(ValueError, match=f"^{name}: expected {defect.expected}"):
+                native.module().policy_loss_counts(*(counted | {name: defect.spoil(tensor)}).values(), 1)
+
+
+@pytest.mark.parametrize("defect", ["misaligned"], indirect=True)
+def test_the_op_names_a_tensor_that_is_not_aligned(defect: Any) -> None:
+    problem = batch(torch.float32, (3, 5))
+    problem.old_logprobs_N = defect.spoil(problem.old_logprobs_N)
+    with pytest.raises(TraceFastError, match="old_logprobs_N: expected memory aligned to its elements of 4 bytes"):
+        run(problem, PolicyLossConfig(), "native")
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,34 @@ def test_gradients_equal_those_of_the_oracle(
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_number_of_threads_never_shows_in_values(dtype: torch.dtype) -> None:
+    """With and without a gradient to come; two blocks of rows and two chunks. Gradients are sums over rows by torch's
+    matrix products, which cut them by threads: they come again with the same number of them only."""
+    rows, vocabulary = ROW_BLOCK + 3, VOCABULARY_CHUNK + 5
+    tensors = problem(rows, vocabulary, bias=True, dtype=dtype)
+    targets, factors = torch.randint(0, vocabulary, (rows,)), torch.randn(2, rows)
+
+    def results() -> list[torch.Tensor]:
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
+        scored = token_logprob(targets_M=targets, softcap=5.0, return_entropy=True, **leaves)
+        grads = torch.autograd.grad((torch.stack(scored) * factors).sum(), list(leaves.values()))
+        return [*scored, token_logprob(targets_M=targets, softcap=5.0, **tensors), *grads]
+
+    before = torch.get_num_threads()
+    found: dict[int, list[torch.Tensor]] = {}
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found[threads] = results()
+            assert all(map(torch.equal, found[threads], results())), f"repeated with {threads} threads"
+    finally:
+        torch.set_num_threads(before)
+    for scored in found.values():
+        assert all(map(torch.equal, scored[:3], found[1][:3])), "log-probability, entropy, and without a gradient"
+    assert torch.equal(found[1][0], found[1][2])
+
+
 @pytest.mark.parametrize("cuts", [[0, 60], [0, 1, 40, 60]])
 def test_gradients_through_shards_of_the_vocabulary(cuts: list[int]) -> None:
     tensors = problem(9, 60, bias=True)

@@ -71,7 +71,7 @@ FORMS: list[tuple[dict[str, Any], str]] = [
     ({"mean_logprobs_S": STRIDED}, "mean_logprobs_S: expected a contiguous tensor, got stride"),
     ({"mean_logprobs_S": torch.zeros(5, 1)}, r"mean_logprobs_S: expected .* got shape \(5, 1\)"),
     ({"mean_logprobs_S": torch.zeros(5).half()}, "mean_logprobs_S: expected torch.float32 or .*, got torch.float16"),
-    ({"cu_states_R1": torch.tensor([0, 2, 5])}, "cu_states_R1: expected torch.int32, got torch.int64"),
+    ({"cu_states_R1": torch.tensor([0.0, 2, 5])}, "cu_states_R1: expected torch.int32.*, got torch.float32"),
     ({"cu_states_R1": torch.zeros(0, dtype=torch.int32)}, "cu_states_R1: expected"),
     ({"cu_states_R1": torch.zeros(3, dtype=torch.int32).to("meta")}, "cu_states_R1: expected a tensor on cpu.* meta"),
     ({"n_turns_R": torch.tensor([1.0, 1.0])}, "n_turns_R: expected .*torch.int64, got torch.float32"),
@@ -90,6 +90,26 @@ def test_wrong_forms_are_named_by_the_op_and_by_the_native_module(change: dict[s
         run(good() | change, CreditConfig(), AdvantageConfig(), "native")
     with pytest.raises(ValueError, match=message):
         native.module().turn_credit(raw_tensors(good()) | change, SETTINGS, 1, "baseline")
+
+
+@needs_native
+def test_a_defect_of_any_tensor_is_named(defect: Any) -> None:
+    tensors = raw_tensors(batch(torch.float32, (2, 3), (4, 2)))
+    assert len(tensors) == 14
+    for name, tensor in tensors.items():
+        if defect.affects(tensor):
+            with pytest.raises(ValueError, match=f"^{name}: expected {defect.expected}"):
+                native.module().turn_credit(tensors | {name: defect.spoil(tensor)}, SETTINGS, 1, "baseline")
+
+
+@needs_native
+@pytest.mark.parametrize("defect", ["misaligned"], indirect=True)
+@pytest.mark.parametrize("name", ["mean_logprobs_S", "cu_tokens_R1", "group_ids_R"])
+def test_the_op_names_a_tensor_that_is_not_aligned(name: str, defect: Any) -> None:
+    tensors = good()
+    tensors[name] = defect.spoil(tensors[name])
+    with pytest.raises(TraceFastError, match=rf"{name}: expected memory aligned to its elements of \d bytes"):
+        run(tensors, CreditConfig(), AdvantageConfig(), "native")
 
 
 @needs_native
