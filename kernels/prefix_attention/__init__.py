@@ -1,12 +1,13 @@
 """prefix_attention: causal attention of packed rows over lists of ancestor key ranges.
 
 ``plan = plan_attention(spans, backend)`` once a pack, then, in every layer,
-``prefix_attention(query_NHD, key_NKD, value_NKD, plan, ...) -> out_NHD``.
+``prefix_attention(query_NHD, key_NKD, value_NKD, plan, ...) -> out_NHD``; with ``return_lse=True`` also ``lse_NH``.
 
 Row n of span p attends to the key rows of ``spans.ancestors(p)`` and to its own span up to itself: exactly the
-tokens before it in its own rollout. Rows in no span give zeros.
+tokens before it in its own rollout. Rows in no span give zeros, and -inf in lse.
 
     scores = softcap(scale * q k^T), hidden keys removed;  p = softmax(scores, sink);  out = p v
+    lse = log(sum exp(scores) + exp(sink)), in nats
 
 Shapes: N rows, H query heads, K key/value heads (H a multiple of K; head h uses K/V head h // (H/K)), D head
 dim (the value's may differ). ``window`` w lets depth d see depths d-w+1..d. ``softcap`` c applies c*tanh(s/c).
@@ -19,7 +20,7 @@ import importlib
 import importlib.util
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, overload
 
 import torch
 
@@ -55,6 +56,18 @@ class AttentionPlan(Protocol):
         sinks_H: torch.Tensor | None,
     ) -> torch.Tensor: ...
 
+    def run_with_lse(
+        self,
+        query_NHD: torch.Tensor,
+        key_NKD: torch.Tensor,
+        value_NKD: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks_H: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
 
 def why_not(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int | None = None) -> str | None:
     """Why implementation ``name`` cannot run such tensors here; ``None`` when it can. ``head_dim``: the largest."""
@@ -87,6 +100,7 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{IMPLEMENTATIONS[name][0]}")
 
 
+@overload
 def prefix_attention(
     query_NHD: torch.Tensor,
     key_NKD: torch.Tensor,
@@ -97,7 +111,37 @@ def prefix_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks_H: torch.Tensor | None = None,
-) -> torch.Tensor:
+    return_lse: Literal[False] = False,
+) -> torch.Tensor: ...
+
+
+@overload
+def prefix_attention(
+    query_NHD: torch.Tensor,
+    key_NKD: torch.Tensor,
+    value_NKD: torch.Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
+    return_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def prefix_attention(
+    query_NHD: torch.Tensor,
+    key_NKD: torch.Tensor,
+    value_NKD: torch.Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of one layer over a pack.
 
     Args:
@@ -105,15 +149,18 @@ def prefix_attention(
             plan's spans (rows beyond are padding and give zeros).
         plan: from ``plan_attention``.
         scale: factor on q k^T. window, softcap, sinks_H: see the module; ``None`` is off.
+        return_lse: also return lse, so that attention over further keys can be merged into the result.
 
     Returns:
-        ``(N, H, Dv)`` in the query's dtype.
+        ``(N, H, Dv)`` in the query's dtype; with ``return_lse`` a pair of it and ``(N, H)`` float32 (float64 for
+        float64 input). A gradient flows through both wherever the implementation has one.
 
     Raises:
         ValueError: names the argument, what was expected and what came.
     """
     _check(query_NHD, key_NKD, value_NKD, plan.spans, scale, window, softcap, sinks_H)
-    return plan.run(query_NHD, key_NKD, value_NKD, scale=scale, window=window, softcap=softcap, sinks_H=sinks_H)
+    run = plan.run_with_lse if return_lse else plan.run
+    return run(query_NHD, key_NKD, value_NKD, scale=scale, window=window, softcap=softcap, sinks_H=sinks_H)
 
 
 def _check(

@@ -57,6 +57,26 @@ class TorchPlan:
         sinks_H: torch.Tensor | None,
     ) -> torch.Tensor:
         """See ``prefix_attention``. Forward only; extra memory: one path of keys and values, one tile's scores."""
+        return self.run_with_lse(
+            query_NHD, key_NKD, value_NKD, scale=scale, window=window, softcap=softcap, sinks_H=sinks_H
+        )[0]
+
+    def run_with_lse(
+        self,
+        query_NHD: torch.Tensor,
+        key_NKD: torch.Tensor,
+        value_NKD: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        sinks_H: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Also ``(N, H)`` log-sum-exp of each row's scores (nats), sink included; -inf in no span.
+
+        Raises:
+            ConfigError: a gradient is wanted.
+        """
         if torch.is_grad_enabled() and any(t.requires_grad for t in (query_NHD, key_NKD, value_NKD)):
             raise ConfigError("prefix_attention: backend 'torch' has no gradient; use native, triton or reference")
         out_NHD = query_NHD.new_zeros(len(query_NHD), query_NHD.shape[1], value_NKD.shape[2])
@@ -64,6 +84,7 @@ class TorchPlan:
         attend = _FlashTile(scale, sinks_H) if flash else _EagerTile(scale, softcap, sinks_H)
         # torch's CPU kernel is no faster in half precision, and would round the weights and every part to it
         accumulate = torch.float64 if query_NHD.dtype == torch.float64 else torch.float32
+        lse_NH = query_NHD.new_full(query_NHD.shape[:2], float("-inf"), dtype=accumulate)
         key_KSD, value_KSD = (
             torch.zeros(t.shape[1], self.depth, t.shape[2], dtype=accumulate, device=t.device)
             for t in (key_NKD, value_NKD)
@@ -92,8 +113,9 @@ class TorchPlan:
                     query_QHD = F.pad(query_QHD, (0, 0, 0, 0, 0, padded - count))
                 at = first % DEPTH_BLOCK
                 masks = [None if m is None else m.of_rows(at, padded) for m in block_masks]
-                out_NHD[row : row + count] = attend(query_QHD, keys, values, parts, masks)[:count]
-        return out_NHD
+                out_QHD, lse_QH = attend(query_QHD, keys, values, parts, masks)
+                out_NHD[row : row + count], lse_NH[row : row + count] = out_QHD[:count], lse_QH[:count]
+        return out_NHD, lse_NH
 
     def _mask(self, part: Part, window: int | None, dtype: torch.dtype, device: torch.device) -> Mask | None:
         """Mask of a whole depth block against a part; depends on their distance only, so few exist."""
@@ -137,7 +159,7 @@ def _broken_keys(key_NKD: torch.Tensor, value_NKD: torch.Tensor) -> torch.Tensor
 
 
 class _FlashTile:
-    """torch's CPU flash kernel, a call a part."""
+    """torch's CPU flash kernel, a call a part. Output ``(Q, H, D)`` and log-sum-exp ``(Q, H)``."""
 
     max_rows = DEPTH_BLOCK
     row_multiple = ROW_MULTIPLE
@@ -152,7 +174,7 @@ class _FlashTile:
         value_KSD: torch.Tensor,
         parts: list[Part],
         masks: list[Mask | None],
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, heads, dim = query_QHD.shape
         kv_heads = len(key_KSD)
         query = query_QHD.transpose(0, 1).reshape(1, kv_heads, -1, dim)  # rows of head g follow those of head g-1
@@ -170,10 +192,13 @@ class _FlashTile:
                 log_sum = log_sum.masked_fill(mask.blind.repeat(heads // kv_heads)[:, None], float("-inf"))
             outs.append(out[0])
             sums.append(log_sum)
-        out = outs[0] if len(outs) == 1 and self.sinks_H is None else self._merge(outs, sums, rows)
-        return out.reshape(heads, rows, -1).transpose(0, 1)
+        alone = len(outs) == 1 and self.sinks_H is None
+        out, log_sum = (outs[0], sums[0]) if alone else self._merge(outs, sums, rows)
+        return out.reshape(heads, rows, -1).transpose(0, 1), log_sum.reshape(heads, rows).T
 
-    def _merge(self, outs: list[torch.Tensor], sums: list[torch.Tensor], rows: int) -> torch.Tensor:
+    def _merge(
+        self, outs: list[torch.Tensor], sums: list[torch.Tensor], rows: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         peak = sums[0]
         for other in sums[1:]:
             peak = torch.maximum(peak, other)
@@ -186,11 +211,11 @@ class _FlashTile:
             weight = (log_sum - peak).exp()
             total = total + weight
             merged += out * weight
-        return merged / total
+        return merged / total, peak + total.log()
 
 
 class _EagerTile:
-    """Scores in memory: for softcap, and for devices without the flash kernel."""
+    """Scores in memory: for softcap, and for devices without the flash kernel. Results as ``_FlashTile``'s."""
 
     max_rows = row_multiple = EAGER_ROWS  # one shape only: threads split these products by rows
 
@@ -204,7 +229,7 @@ class _EagerTile:
         value_KSD: torch.Tensor,
         parts: list[Part],
         masks: list[Mask | None],
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, heads, dim = query_QHD.shape
         kv_heads, low = len(key_KSD), parts[0].start
         folded = (kv_heads, heads // kv_heads, rows)  # query heads of one key head fold into the rows
@@ -226,4 +251,4 @@ class _EagerTile:
             total = total + (sink - peak).exp()
         out = torch.bmm(weights.view(kv_heads, -1, weights.shape[-1]), value_KSD[:, low:])
         out = out.view(*folded, -1) / total
-        return out.reshape(heads, rows, -1).transpose(0, 1)
+        return out.reshape(heads, rows, -1).transpose(0, 1), (peak + total.log()).reshape(heads, rows).T

@@ -1,9 +1,10 @@
 """Turn credit and advantages of TRACE as segmented operations on flat tensors.
 
-All rollouts of a batch lie one behind the other; ``cu_`` tensors hold R+1 int32 offsets, from 0 to the length of what
-they divide. Everything stays on the arguments' device; no gradient flows (credit is a constant of the policy loss).
-Log-probabilities, values and credit are in nats. Results of one rollout do not depend on the rest of the batch, bit for
-bit; outcome advantages and the ``group_mean`` answer weight depend on the rollout's group, as they must.
+All rollouts of a batch lie one behind the other; ``cu_`` tensors hold R+1 int32 or int64 offsets, from 0 to the length
+of what they divide (below 2^31); results have int32 ones. Everything stays on the arguments' device; no gradient flows
+(credit is a constant of the policy loss). Log-probabilities, values and credit are in nats. Results of one rollout do
+not depend on the rest of the batch, bit for bit; outcome advantages and the ``group_mean`` answer weight depend on the
+rollout's group, as they must.
 
 ``turn_credit_flat`` and ``credit_and_advantages`` have several implementations (``IMPLEMENTATIONS``), chosen by name:
 ``reference`` (torch, any device), ``native`` (C++, CPU), ``triton`` and ``cuda`` (CUDA C++). The reference checks the
@@ -34,6 +35,7 @@ from trace_fast.kernels.turn_credit.checks import (
     check_token_advantages,
     check_token_turns,
     check_tokens_form,
+    int32_offsets,
 )
 from trace_fast.kernels.turn_credit.reference import (
     CreditAndAdvantages,
@@ -94,7 +96,7 @@ def turn_credit_flat(
 
     Args:
         mean_logprobs_S: ``(S,)`` float32 or float64, finite, <= 0.
-        cu_states_R1: ``(R+1,)`` int32; a rollout of T turns has T+1 states (cut off) or T+2 (finished).
+        cu_states_R1: ``(R+1,)`` int32 or int64; a rollout of T turns has T+1 states (cut off) or T+2 (finished).
         n_turns_R: ``(R,)`` int32 or int64, T of each rollout; 0 is allowed.
         outcome_advantages_R: ``(R,)`` dtype of ``mean_logprobs_S``, A_out; 0 leaves the terminal term out.
         config: ``std`` and ``secured_threshold`` are not used here.
@@ -112,7 +114,10 @@ def turn_credit_flat(
     states = (mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R)
     if backend == "reference":
         n_turns, longest = check_credit(*states, config)
-        return turn_credit_reference(*states, config, n_turns, longest)
+        cu_states_R1 = int32_offsets("cu_states_R1", cu_states_R1, mean_logprobs_S.shape[0])
+        return turn_credit_reference(
+            mean_logprobs_S, cu_states_R1, n_turns_R, outcome_advantages_R, config, n_turns, longest
+        )
     check_credit_form(*states, config)
     return _run(backend, states, None, config, AdvantageConfig(), total_turns).credit
 
@@ -191,6 +196,11 @@ def _run(
         check_credit(*states, credit, 0.0 if tokens is None else advantage.alpha_turn)
         if tokens is not None:
             check_token_turns(tokens[0], cu_states_R1, n_turns_R, tokens[2])
+    cu_states_R1 = int32_offsets("cu_states_R1", cu_states_R1, mean_logprobs_S.numel())
+    if tokens is not None:
+        boundaries_S, loss_mask_N, cu_tokens_R1, group_ids_R = tokens
+        cu_tokens_R1 = int32_offsets("cu_tokens_R1", cu_tokens_R1, loss_mask_N.numel())
+        tokens = (boundaries_S, loss_mask_N, cu_tokens_R1, group_ids_R)
     largest = mean_logprobs_S.numel() - n_turns_R.numel()  # a rollout has a state more than turns, at least
     turns = int(n_turns_R.sum()) if total_turns is None else total_turns
     if not isinstance(turns, int) or not 0 <= turns <= max(largest, 0):
@@ -199,7 +209,10 @@ def _run(
     if largest < 0:
         raise TraceFastError(f"mean_logprobs_S: expected a state a rollout at least, got {mean_logprobs_S.numel()}")
     *fields, advantages_N = getattr(torch.ops.trace_fast, f"turn_credit_{backend}")(
-        *states,
+        mean_logprobs_S,
+        cu_states_R1,
+        n_turns_R,
+        outcome_advantages_R,
         *(tokens or (None, None, None, None)),
         turns,
         min(credit.horizon, 2**31),  # a 64-bit argument; no rollout has more turns
@@ -246,9 +259,9 @@ def token_turns_flat(boundaries_S: Tensor, cu_states_R1: Tensor, n_turns_R: Tens
 
     Args:
         boundaries_S: ``(S,)`` int32 or int64 token counts within the rollout (not the batch), never decreasing.
-        cu_states_R1: ``(R+1,)`` int32; T+1 or T+2 boundaries a rollout.
+        cu_states_R1: ``(R+1,)`` int32 or int64; T+1 or T+2 boundaries a rollout.
         n_turns_R: ``(R,)`` int32 or int64, T.
-        cu_tokens_R1: ``(R+1,)`` int32 offsets of the rollouts' tokens.
+        cu_tokens_R1: ``(R+1,)`` int32 or int64 offsets of the rollouts' tokens.
 
     Raises:
         TraceFastError: (a ``ValueError``) a wrong dtype, device or length, offsets or boundaries out of order or range.
@@ -280,9 +293,9 @@ def token_advantages_flat(
     Args:
         token_turns_N: ``(N,)`` int32 or int64: -1 prompt, 0..T-1 turns, T answer; see ``token_turns_flat``.
         loss_mask_N: ``(N,)`` bool, True where the policy wrote the token.
-        cu_tokens_R1: ``(R+1,)`` int32.
+        cu_tokens_R1: ``(R+1,)`` int32 or int64.
         turn_rewards_T: ``(T,)`` float32 or float64, r_k.
-        cu_turns_R1: ``(R+1,)`` int32; both as in ``TurnCreditTensors``.
+        cu_turns_R1: ``(R+1,)`` int32 or int64; both as in ``TurnCreditTensors``.
         outcome_advantages_R: ``(R,)`` A_out, dtype of ``turn_rewards_T``.
         group_ids_R: ``(R,)`` int32 or int64, in any order.
 

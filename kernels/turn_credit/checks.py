@@ -17,7 +17,7 @@ from trace_fast.config import AdvantageConfig, CreditConfig
 from trace_fast.errors import ConfigError, TraceFastError
 from trace_fast.kernels.common.checks import FLOATS, INTEGERS, check_form
 
-OFFSETS = (torch.int32,)
+LARGEST_OFFSET = 2**31 - 1
 # Of settings and outcome advantages: products of three of them and a number of tokens stay within float32.
 LARGEST_SETTING = 1e9  # kLargestCreditSetting of csrc/cpu/turn_credit.h
 
@@ -34,10 +34,22 @@ class Rule:
 
 def check_offsets_form(name: str, cu: Tensor, like: Tensor, n_segments: int | None = None) -> int:
     """``check_form`` for R+1 offsets; returns R."""
-    check_form(name, cu, OFFSETS, like, None if n_segments is None else n_segments + 1)
+    check_form(name, cu, INTEGERS, like, None if n_segments is None else n_segments + 1)
     if not cu.numel():
         raise TraceFastError(f"{name}: expected R+1 offsets beginning with 0, got an empty tensor")
     return cu.numel() - 1
+
+
+def int32_offsets(name: str, cu: Tensor, total: int) -> Tensor:
+    """Offsets into ``total`` entries as int32, without a look at them.
+
+    What int32 does not hold becomes the nearest that it does, so that an offset that is out of range stays so.
+    """
+    if total > LARGEST_OFFSET:
+        raise TraceFastError(f"{name}: expected offsets into at most {LARGEST_OFFSET} entries, got {total} entries")
+    if cu.dtype == torch.int32:
+        return cu
+    return cu.clamp(-LARGEST_OFFSET, LARGEST_OFFSET).to(torch.int32)
 
 
 def offset_rules(name: str, cu: Tensor, total: int, of: str, least: int = 0) -> list[Rule]:

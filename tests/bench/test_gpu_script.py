@@ -108,6 +108,7 @@ def test_an_implementation_with_wrong_small_cases_is_not_measured(run: Any, scri
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checks, "run_checks", lambda device: found)
+        patch.setattr(script("gpu_graphs"), "graph_checks", lambda device: [])
         gpu.checks(run)
     assert run.wrong == {("turn_credit", "triton"), ("policy_loss", "triton")}
     assert [(row["op"], row["numbers"]) for row in run.rows] == [
@@ -118,6 +119,65 @@ def test_an_implementation_with_wrong_small_cases_is_not_measured(run: Any, scri
     assert not run.may_run("turn_credit", "case", "triton", None)
     assert run.may_run("token_logprob", "case", "triton", None)
     assert len(run.failed) == 3  # two from the checks, one from the refusal to measure
+
+
+def test_a_failed_graph_is_told_and_takes_no_measurement(
+    run: Any, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, checks, graphs = script("gpu"), script("gpu_checks"), script("gpu_graphs")
+    monkeypatch.setattr(checks, "run_checks", lambda device: [])
+    found = [
+        checks.Check("policy_loss", "triton", "graph", error=0.0, allowed=0.0),
+        checks.Check("turn_credit", "triton", "graph", failure="RuntimeError: called a synchronizing operation"),
+        checks.Check("token_logprob", "triton", "graph", error=1e-9, allowed=0.0),
+        checks.Check("prefix_attention", "triton", "graph", absent="not here"),
+    ]
+    monkeypatch.setattr(graphs, "graph_checks", lambda device: found)
+    gpu.checks(run)
+    assert [(row["op"], row["numbers"]) for row in run.rows] == [("turn_credit", "failed"), ("token_logprob", "failed")]
+    assert "expected the same bits" in run.rows[1]["reason"]
+    assert not run.wrong
+    assert len(run.failed) == 2
+
+
+def test_graphs_need_a_gpu_and_their_calls_are_calls(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU all are absent, and each prepared call runs there with the oracle in the kernels' place."""
+    graphs = script("gpu_graphs")
+    cpu = torch.device("cpu")
+    assert [check.op for check in graphs.graph_checks(cpu)] == [
+        "prefix_attention",
+        "token_logprob",
+        "turn_credit",
+        "turn_credit",
+        "policy_loss",
+    ]
+    assert all(check.absent for check in graphs.graph_checks(cpu))
+    called: dict[str, Any] = {}
+    monkeypatch.setattr(graphs, "_check", lambda op, name, call, inputs, reason: called.update({op: (call, inputs)}))
+    ops = {"prefix_attention": graphs.attention_op, "token_logprob": graphs.logprob_op}
+    ops |= {"turn_credit": graphs.credit_op, "policy_loss": graphs.loss_op}
+    for op, entry in (
+        ("prefix_attention", "plan_attention"),
+        ("token_logprob", "token_logprob"),
+        ("turn_credit", "credit_and_advantages"),
+        ("policy_loss", "policy_loss"),
+    ):
+        monkeypatch.setattr(ops[op], "why_not", lambda *a, **k: None)
+        monkeypatch.setattr(ops[op], entry, _by_the_oracle(getattr(ops[op], entry)))
+    list(graphs.graph_checks(cpu))
+    assert called.keys() == ops.keys()
+    for op, (call, inputs) in called.items():
+        outputs = call(*inputs)
+        assert all(bool(output.isfinite().all()) and bool((output != 0).any()) for output in outputs), op
+
+
+def _by_the_oracle(entry: Any) -> Any:
+    def called(*arguments: Any, **options: Any) -> Any:
+        if "backend" in options:
+            return entry(*arguments, **options | {"backend": "reference"})
+        return entry(arguments[0], "reference")  # plan_attention(spans, backend)
+
+    return called
 
 
 def test_a_section_that_fails_leaves_the_others(run: Any, script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

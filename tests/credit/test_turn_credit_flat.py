@@ -283,7 +283,7 @@ GOOD: dict[str, Any] = {
             {"mean_logprobs_S": torch.tensor([-3.0, -1.0, -1.0, -4.0, -float("inf")])},
             r"mean_logprobs_S: .* got -inf at \[4\]",
         ),
-        ({"cu_states_R1": torch.tensor([0, 3, 5])}, "cu_states_R1: expected torch.int32, got torch.int64"),
+        ({"cu_states_R1": torch.tensor([0.0, 3, 5])}, "cu_states_R1: expected torch.int32 .*, got torch.float32"),
         ({"cu_states_R1": torch.tensor([], dtype=torch.int32)}, r"cu_states_R1: expected R\+1 offsets"),
         (
             {"cu_states_R1": torch.tensor([1, 3, 5], dtype=torch.int32)},

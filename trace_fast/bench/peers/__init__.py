@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from trace_fast.bench.peers import dense_mask, flex_attention, kv_cache, llama_cpp, naive, sglang, vllm
+from trace_fast.bench.peers import (
+    cut_cross_entropy,
+    dense_mask,
+    flash_attn,
+    flex_attention,
+    kv_cache,
+    liger,
+    llama_cpp,
+    naive,
+    sglang,
+    vllm,
+)
 from trace_fast.bench.peers.peer import Peer, PeerError, PeerSetup
 from trace_fast.errors import ConfigError
 
@@ -19,6 +30,9 @@ PEERS: dict[str, ModuleType] = {
     "dense_mask": dense_mask,
     "flex_attention": flex_attention,
     "naive": naive,
+    "flash_attn": flash_attn,
+    "liger": liger,
+    "cut_cross_entropy": cut_cross_entropy,
     "llama_cpp": llama_cpp,
     "sglang": sglang,
     "vllm": vllm,
