@@ -164,7 +164,8 @@ def finished(job: Job) -> bool:
         raise SystemExit(f"{job.folder}: holds a run of {last['step']} steps, expected {job.steps}; remove it")
     if read_progress(checkpoint).settings != job.config().deciding():
         raise SystemExit(f"{job.folder}: was trained with other settings than those of {CONFIG.name}; remove it")
-    if any(source["base"] != job.base() for source in read_rows(job.folder / ABOUT)):
+    sources = read_rows(job.folder / ABOUT) if (job.folder / ABOUT).exists() else []
+    if not sources or any(source["base"] != job.base() for source in sources):
         raise SystemExit(f"{job.folder}: was trained from another base policy than {job.work / 'base'}; remove it")
     return last["step"] == job.steps and "validation/success" in last
 
