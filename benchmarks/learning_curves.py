@@ -9,7 +9,6 @@ are not run again, so the experiment may be interrupted. At the end rows, table 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
@@ -27,6 +26,7 @@ from learning_tables import add_rows, write_results
 
 from trace_fast.atomic_write import write_atomically
 from trace_fast.bench.about import about
+from trace_fast.bench.plots import why_no_plots
 from trace_fast.bench.rows import read_rows
 from trace_fast.trainer.checkpoint import latest_checkpoint, read_progress
 from trace_fast.trainer.config import TrainConfig, read_config
@@ -112,8 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.jobs < 1:
         parser.error(f"--steps, --jobs: expected at least 1, got {options.steps} and {options.jobs}")
-    if importlib.util.find_spec("matplotlib") is None:
-        parser.error("learning curves need matplotlib: pip install 'trace-fast[bench]'")
+    if (reason := why_no_plots()) is not None:
+        parser.error(reason)
     torch.set_num_threads(1)  # as in the runs, whose machine the rows name
     chosen = [v for v in VARIANTS if not options.only or v.name in options.only]
     # Seed by seed, the main comparison first: an interrupted experiment has whole pairs.

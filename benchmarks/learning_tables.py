@@ -14,9 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-
 from trace_fast.atomic_write import write_atomically
 from trace_fast.bench.plots import SETTINGS
 from trace_fast.bench.rows import read_rows
@@ -128,7 +125,11 @@ def steps_to(row: Row, target: float) -> int | None:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Success and turns against steps: the mean over seeds, and their range as a band."""
+    """Success and turns against steps: the mean over seeds, and their range as a band. Needs matplotlib (see
+    ``why_no_plots``)."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     with rc_context(SETTINGS):
         canvas = Figure(figsize=(9, 3.4), layout="constrained")
         axes = canvas.subplots(1, 2)

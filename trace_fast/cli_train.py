@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
+from trace_fast.atomic_write import new_file
 from trace_fast.cli_terminal import EXIT_DONE, EXIT_SOME_FAILED, plural, say
 from trace_fast.errors import ConfigError, OutputError
 from trace_fast.formats import write_rollouts
@@ -129,16 +129,14 @@ def _check_one_process() -> None:
 
 
 def _write(out: str, rollouts: Sequence[Rollout]) -> None:
-    """A file appears whole or not at all."""
     if out == "-":
         write_rollouts(out, rollouts)
         return
-    hidden = Path(out).with_name(f".{secrets.token_hex(6)}.{Path(out).name}")  # its suffix decides on compression
     try:
-        write_rollouts(hidden, rollouts)
-        os.replace(hidden, out)
-    finally:
-        hidden.unlink(missing_ok=True)
+        with new_file(Path(out)) as file:
+            write_rollouts(file, rollouts)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be written: {error}") from error
 
 
 def _sampled(config: TrainConfig, questions: str, samples: int, *, evaluation: bool) -> SampledGroups:

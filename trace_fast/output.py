@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from trace_fast.errors import InputError, RolloutError
 from trace_fast.rollout_score import RolloutScore
@@ -48,9 +50,13 @@ def score_record(score: RolloutScore, credit: TurnCredit) -> dict[str, Any]:
         "secured_at": None if credit.secured_at is None else int(credit.secured_at),
     }
     if score.trunk_logprobs is not None:
-        # The shortest decimal that is the same float32: half the bytes of its float64 expansion, nothing lost.
-        record["trunk_logprobs"] = [float(str(v)) for v in score.trunk_logprobs]
+        record["trunk_logprobs"] = shortest_float32(score.trunk_logprobs)
     return record | {"extra": score.extra, "model": score.model, "status": "ok"}
+
+
+def shortest_float32(values: Iterable[np.float32]) -> list[float]:
+    """The shortest decimals that are the same float32s: half the bytes of their float64 expansions, nothing lost."""
+    return [float(str(value)) for value in values]
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from trace_fast.atomic_write import sync_folder
+from trace_fast.atomic_write import new_folder
 from trace_fast.errors import InputError, OutputError
 from trace_fast.model import load_tokenizer
 from trace_fast.trainer.checkpoint import NAME, latest_checkpoint, read_progress, reason
@@ -63,15 +60,12 @@ def export_policy(config: TrainConfig, checkpoint: Path, out: Path, *, overwrite
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(masters[name])
-    hidden = out.with_name(f".{out.name}.{secrets.token_hex(6)}.new")
     try:
-        module.save_pretrained(hidden)
-        tokenizer.save_pretrained(hidden)
-        _publish(hidden, out)
+        with new_folder(out) as folder:
+            module.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
     except (OSError, SafetensorError) as error:
         raise OutputError(f"{out}: cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _check_place(config: TrainConfig, out: Path, *, overwrite: bool) -> None:
@@ -95,23 +89,3 @@ def _check_fits(checkpoint: Path, model: str, masters: dict[str, torch.Tensor]) 
             f"{checkpoint}: expected a checkpoint of {model!r}, got another's: {odd}: expected shape {want.get(odd)}, "
             f"got {have.get(odd)}"
         )
-
-
-def _publish(hidden: Path, out: Path) -> None:
-    for path in [*hidden.rglob("*"), hidden]:
-        if path.is_dir():
-            sync_folder(path)
-        else:
-            with path.open("rb") as stream:
-                os.fsync(stream.fileno())
-    old = hidden.with_suffix(".old")
-    if out.exists():
-        out.rename(old)
-    try:
-        hidden.rename(out)
-    except BaseException:
-        if old.exists():
-            old.rename(out)
-        raise
-    sync_folder(out.parent)
-    shutil.rmtree(old, ignore_errors=True)

@@ -31,8 +31,7 @@ from trace_fast.trainer.metrics import Metrics, credit_metrics, rollout_metrics
 from trace_fast.trainer.optimizer import Adam
 from trace_fast.trainer.parallel import TrainMesh
 from trace_fast.trainer.policy import NonFiniteError, Policy
-from trace_fast.trainer.reference import Reference, reference_kl
-from trace_fast.trainer.remote_reference import RemoteReference
+from trace_fast.trainer.reference import FrozenReference, reference_kl
 from trace_fast.trainer.run_log import RunLog
 from trace_fast.trainer.sampling import SampledGroups, sample_groups
 from trace_fast.trainer.stop import StopSignal
@@ -50,7 +49,7 @@ class Run:
     mesh: TrainMesh
     policy: Policy
     optimizer: Adam
-    reference: Reference | RemoteReference
+    reference: FrozenReference
     engine: TrainableEngine
     harness: Harness
     examiner: Harness  # with the limits of evaluation

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,6 +35,19 @@ class Scored:
         whole.subtract(rollout.group for rollout in self.rollouts)
         kept = [i for i, rollout in enumerate(self.rollouts) if not whole[rollout.group]]
         return Scored([self.rollouts[i] for i in kept], [self.scores[i] for i in kept], self.errors)
+
+
+class FrozenReference(Protocol):
+    """What a run asks for scores: ``Reference`` in this process, ``RemoteReference`` in another."""
+
+    @property
+    def hash(self) -> str:
+        """``name@hash`` of weights, config and tokenizer."""
+        ...
+
+    def score(self, rollouts: Sequence[Rollout]) -> Scored:
+        """Scores of all states, and with ``kl`` of all tokens; a rollout that cannot be scored is left out."""
+        ...
 
 
 class Reference:

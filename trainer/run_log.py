@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from trace_fast.atomic_write import write_atomically
+from trace_fast.atomic_write import new_file, write_atomically
 from trace_fast.cli_terminal import say
 from trace_fast.credit import TurnCredit
 from trace_fast.errors import InputError
@@ -117,8 +117,8 @@ class RunLog:
         folder = self._folder / "rollouts"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"step-{step:06d}.jsonl"
-        write_rollouts(hidden := path.with_name(f".{path.name}"), rollouts)
-        os.replace(hidden, path)
+        with new_file(path) as file:
+            write_rollouts(file, rollouts)
         if scored:
             lines = b"".join(encode_record(score_record(score, credit)) for score, credit in scored)
             write_atomically(path.with_suffix(".scores.jsonl"), lines.decode("ascii"))

@@ -42,7 +42,7 @@ from trace_fast.trainer.loop import Run, sync_engine
 from trace_fast.trainer.optimizer import Adam
 from trace_fast.trainer.parallel import TrainMesh
 from trace_fast.trainer.policy import Policy, load_module
-from trace_fast.trainer.reference import Reference
+from trace_fast.trainer.reference import FrozenReference, Reference
 from trace_fast.trainer.remote_reference import RemoteReference
 from trace_fast.trainer.run_log import RunLog
 from trace_fast.trainer.search import SearchIndex, build_bm25, build_vectors, open_index, read_corpus
@@ -218,7 +218,7 @@ def open_engine(config: TrainConfig, device: torch.device, *, longest: int, firs
     )
 
 
-def open_reference(config: TrainConfig, device: torch.device) -> Reference | RemoteReference:
+def open_reference(config: TrainConfig, device: torch.device) -> FrozenReference:
     """The frozen model, in this process or another.
 
     Raises:
@@ -344,7 +344,7 @@ def _resumed(
     checkpoints: Checkpoints,
     policy: Policy,
     optimizer: Adam,
-    reference: Reference | RemoteReference,
+    reference: FrozenReference,
 ) -> int:
     progress = read_progress(path)
     if progress.reference != reference.hash:

@@ -54,19 +54,9 @@ class AttentionPlan(Protocol):
         window: int | None,
         softcap: float | None,
         sinks_H: torch.Tensor | None,
-    ) -> torch.Tensor: ...
-
-    def run_with_lse(
-        self,
-        query_NHD: torch.Tensor,
-        key_NKD: torch.Tensor,
-        value_NKD: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks_H: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Output, and the log-sum-exp of each row's scores (nats), sink included; -inf in no span."""
+        ...
 
 
 def why_not(name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int | None = None) -> str | None:
@@ -159,8 +149,10 @@ def prefix_attention(
         ValueError: names the argument, what was expected and what came.
     """
     _check(query_NHD, key_NKD, value_NKD, plan.spans, scale, window, softcap, sinks_H)
-    run = plan.run_with_lse if return_lse else plan.run
-    return run(query_NHD, key_NKD, value_NKD, scale=scale, window=window, softcap=softcap, sinks_H=sinks_H)
+    out, lse = plan.run(
+        query_NHD, key_NKD, value_NKD, scale=scale, window=window, softcap=softcap, sinks_H=sinks_H
+    )
+    return (out, lse) if return_lse else out
 
 
 def _check(

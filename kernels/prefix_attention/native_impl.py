@@ -74,22 +74,6 @@ class NativePlan:
         window: int | None,
         softcap: float | None,
         sinks_H: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """See ``prefix_attention``."""
-        return self.run_with_lse(
-            query_NHD, key_NKD, value_NKD, scale=scale, window=window, softcap=softcap, sinks_H=sinks_H
-        )[0]
-
-    def run_with_lse(
-        self,
-        query_NHD: torch.Tensor,
-        key_NKD: torch.Tensor,
-        value_NKD: torch.Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks_H: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Output and ``(N, H) float32`` log-sum-exp of each row's scores (nats), sink included.
 

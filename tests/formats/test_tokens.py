@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trace_fast.errors import OutputError, RolloutError
-from trace_fast.formats import read_rollouts, write_rollouts
+from trace_fast.formats import read_rollouts, rollouts_of, write_rollouts
 from trace_fast.formats.writer import rollout_record
 from trace_fast.rollout import Rollout, Segment
 
@@ -322,3 +322,14 @@ def test_stdout(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> No
     rollout = _read(tmp_path, RECORD)
     assert write_rollouts("-", [rollout]) == 1
     assert json.loads(capfdbinary.readouterr().out) == rollout_record(rollout)
+
+
+def test_records_that_are_parsed_already() -> None:
+    """As from a file; a record's place stands for its line."""
+    good = {"id": "g", "input_ids": [5, 6, 7], "boundaries": [3], "opener_ids": [8], "answer_ids": [[9]]}
+    failed: list[RolloutError] = []
+    built = list(rollouts_of([3, good, good | {"boundaries": [9]}], format="tokens", errors=failed.append))
+    assert [(rollout.id, rollout.source, rollout.input_ids.tolist()) for rollout in built] == [("g", "1", [5, 6, 7])]
+    assert [(error.source, error.kind) for error in failed] == [("0", "format"), ("2", "boundary")]
+    with pytest.raises(RolloutError, match="expected a JSON object"):
+        next(rollouts_of([3], format="tokens"))

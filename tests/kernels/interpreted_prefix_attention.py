@@ -18,7 +18,7 @@ from span_trees import agent_rollout, tree, visible_pairs
 
 from trace_fast.errors import ConfigError
 from trace_fast.kernels.prefix_attention import plan_attention, prefix_attention
-from trace_fast.kernels.prefix_attention.reference import prefix_attention_reference
+from trace_fast.kernels.prefix_attention.reference import ReferencePlan
 from trace_fast.kernels.prefix_attention.triton_config import Blocks, Tuning
 from trace_fast.kernels.prefix_attention.triton_impl import INTERPRETED, TritonPlan, why_not
 from trace_fast.layout import SpanRanges, rows_of
@@ -69,14 +69,14 @@ def settings(features: dict[str, Any]) -> dict[str, Any]:
 
 def eager(tensors: list[torch.Tensor], spans: SpanRanges, features: dict[str, Any]) -> torch.Tensor:
     sinks_H = tensors[3] if len(tensors) > 3 else None
-    return prefix_attention_reference(*tensors[:3], spans, sinks_H=sinks_H, **settings(features))
+    return ReferencePlan(spans).run(*tensors[:3], sinks_H=sinks_H, **settings(features))[0]
 
 
 def ours(
     tensors: list[torch.Tensor], spans: SpanRanges, features: dict[str, Any], tuning: Tuning = WHOLE
 ) -> tuple[torch.Tensor, torch.Tensor]:
     sinks_H = tensors[3] if len(tensors) > 3 else None
-    return TritonPlan(spans, tuning).run_with_lse(*tensors[:3], sinks_H=sinks_H, **settings(features))
+    return TritonPlan(spans, tuning).run(*tensors[:3], sinks_H=sinks_H, **settings(features))
 
 
 def with_sinks(tensors: list[torch.Tensor], features: dict[str, Any]) -> list[torch.Tensor]:
@@ -368,7 +368,7 @@ def test_derivatives_that_it_does_not_have_are_refused() -> None:
     query, key, value = inputs(5)
 
     def attend(x: torch.Tensor) -> torch.Tensor:
-        return plan.run(x, key, value, scale=0.3, window=None, softcap=None, sinks_H=None)
+        return plan.run(x, key, value, scale=0.3, window=None, softcap=None, sinks_H=None)[0]
 
     expect_no_forward_mode(attend, query, "triton")
     expect_first_order_only(attend, query, "triton")

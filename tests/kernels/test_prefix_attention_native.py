@@ -47,7 +47,7 @@ def test_every_row_of_a_span_is_written_and_no_other(dtype: torch.dtype) -> None
         covered[start:end] = True
     for kernel in kernels(dtype):
         plan = NativePlan(pack, kernel)
-        usual = plan.run_with_lse(query, key, value, **SETTINGS | {"sinks_H": sinks})
+        usual = plan.run(query, key, value, **SETTINGS | {"sinks_H": sinks})
         out, lse = torch.full_like(query, math.nan), torch.full(query.shape[:2], math.nan)
         native.module().prefix_attention(
             query, key, value, out, lse, *plan._tables, 0.3, 0, 0.0, sinks, 2, kernel
@@ -67,7 +67,7 @@ def test_log_sum_exp(dtype: torch.dtype, sink: float | None, window: int | None)
     sinks = None if sink is None else torch.full((4,), sink)
     settings = SETTINGS | {"window": window, "sinks_H": sinks}
     for name in kernels(dtype):
-        _, lse = NativePlan(pack, name).run_with_lse(query, key, value, **settings)
+        _, lse = NativePlan(pack, name).run(query, key, value, **settings)
         assert (lse[pack.n_rows :] == -math.inf).all(), "rows in no span see nothing"
         for p in range(len(pack)):
             before = rows_of(pack.ancestors(p)).tolist()
@@ -91,7 +91,7 @@ def test_it_is_a_torch_operator() -> None:
     torch.library.opcheck(torch.ops.trace_fast.prefix_attention_native.default, arguments)
 
     def layer(query: torch.Tensor) -> torch.Tensor:
-        return plan.run(query * 2, key, value, **SETTINGS) + 1
+        return plan.run(query * 2, key, value, **SETTINGS)[0] + 1
 
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
@@ -115,7 +115,7 @@ def gradients(
     sinks = features.get("sinks_H")
     extra = [] if sinks is None else [sinks.detach().to(precision).requires_grad_()]
     settings = SETTINGS | features | ({"sinks_H": extra[0]} if extra else {})
-    out = plan.run(*inputs, **settings)
+    out, _ = plan.run(*inputs, **settings)
     return torch.autograd.grad((out.double() * weight).sum(), [*inputs, *extra])
 
 
@@ -229,7 +229,7 @@ def test_what_is_not_finite_stays_on_its_path(
             parts[place][row, 0, 5] = poison
         above = parts.pop("upstream")
         leaves = [t.requires_grad_() for t in parts.values()]
-        return torch.autograd.grad(NativePlan(pack).run(*leaves, **SETTINGS | {"window": window}), leaves, above)
+        return torch.autograd.grad(NativePlan(pack).run(*leaves, **SETTINGS | {"window": window})[0], leaves, above)
 
     clean = gradients_with(None)
     assert all(g.isfinite().all() for g in clean)
@@ -248,7 +248,7 @@ def test_what_is_not_finite_stays_on_its_path(
 def test_gradient_of_the_log_sum_exp() -> None:
     pack = SpanRanges.single(9)
     leaves = [t.requires_grad_() for t in tensors(9)]
-    _, lse = NativePlan(pack).run_with_lse(*leaves, **SETTINGS)
+    _, lse = NativePlan(pack).run(*leaves, **SETTINGS)
     weight = torch.randn(9, 4)
     ours = torch.autograd.grad((lse * weight).sum(), leaves[:2])
     query, key = (t.detach().double().requires_grad_() for t in leaves[:2])
@@ -381,13 +381,13 @@ def test_a_plan_made_for_inference_serves_training() -> None:
     with torch.inference_mode():
         plan = NativePlan(SpanRanges.single(9))
     leaves = [t.requires_grad_() for t in tensors(9)]
-    gradients = torch.autograd.grad(plan.run(*leaves, **SETTINGS).sum(), leaves)
+    gradients = torch.autograd.grad(plan.run(*leaves, **SETTINGS)[0].sum(), leaves)
     assert all(g.isfinite().all() for g in gradients)
 
 
 def test_empty_packs() -> None:
     empty = np.empty(0, dtype=np.int64)
     none = SpanRanges(0, empty, empty, empty, np.empty((0, 2), dtype=np.int64), np.zeros(1, dtype=np.int64))
-    out = NativePlan(none).run(*tensors(3), **SETTINGS)
+    out, _ = NativePlan(none).run(*tensors(3), **SETTINGS)
     assert torch.equal(out, torch.zeros(3, 4, 32))
-    assert NativePlan(none).run(*tensors(0), **SETTINGS).shape == (0, 4, 32)
+    assert NativePlan(none).run(*tensors(0), **SETTINGS)[0].shape == (0, 4, 32)

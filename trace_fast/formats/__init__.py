@@ -5,15 +5,15 @@ Everything streams: one record (one small batch for Parquet) is in memory at a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from trace_fast.errors import RolloutError
 from trace_fast.formats.answers import ANSWER_TAG, NOTE_NEWLINE, auto_opener, check_opener
 from trace_fast.formats.build import Builder, RecordParts, parse_record
 from trace_fast.formats.detect import FORMATS, check_format, record_key_test, what_format
 from trace_fast.formats.fields import FieldKeys
-from trace_fast.formats.files import Paths, read_records
+from trace_fast.formats.files import Paths, RawRecord, read_records
 from trace_fast.formats.limits import Limits
 from trace_fast.formats.writer import rollout_record, write_rollouts
 from trace_fast.rollout import Rollout, Segment
@@ -29,6 +29,7 @@ __all__ = [
     "read_rollouts",
     "read_transcripts",
     "rollout_record",
+    "rollouts_of",
     "what_format",
     "write_rollouts",
 ]
@@ -65,17 +66,39 @@ def read_rollouts(
         InputError: a file cannot be read, or not to its end; when reading gets there.
         RolloutError: the first bad record, when ``errors`` is None.
     """
+    builder = _builder(tokenizer, format, opener, keys, limits)
+    return _build(builder, read_records(paths, limits, record_key_test(keys)), errors)
+
+
+def rollouts_of(
+    records: Iterable[Any],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    format: str = "auto",
+    opener: str | Sequence[int] = "auto",
+    keys: FieldKeys = FieldKeys(),  # noqa: B008 - frozen
+    errors: Callable[[RolloutError], None] | None = None,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> Iterator[Rollout]:
+    """Rollouts of records that are parsed JSON already; ``source`` of a rollout and of an error is the record's place,
+    from 0. Arguments and errors as in ``read_rollouts``."""
+    builder = _builder(tokenizer, format, opener, keys, limits)
+    return _build(builder, (RawRecord(str(place), record) for place, record in enumerate(records)), errors)
+
+
+def _builder(
+    tokenizer: PreTrainedTokenizerBase | None, format: str, opener: str | Sequence[int], keys: FieldKeys, limits: Limits
+) -> Builder:
     check_format(format)
     auto = isinstance(opener, str) and opener == "auto"  # an array of ids has no truth value when compared with text
     notes = (NOTE_NEWLINE,) if auto and auto_opener(tokenizer) != ANSWER_TAG else ()
-    builder = Builder(tokenizer, check_opener(opener, tokenizer), format, keys, limits, notes)
-    return _read(paths, builder, keys, errors, limits)
+    return Builder(tokenizer, check_opener(opener, tokenizer), format, keys, limits, notes)
 
 
-def _read(
-    paths: Paths, builder: Builder, keys: FieldKeys, errors: Callable[[RolloutError], None] | None, limits: Limits
+def _build(
+    builder: Builder, records: Iterable[RawRecord], errors: Callable[[RolloutError], None] | None
 ) -> Iterator[Rollout]:
-    for raw in read_records(paths, limits, record_key_test(keys)):
+    for raw in records:
         try:
             rollout = builder.build(raw)
         except RolloutError as error:

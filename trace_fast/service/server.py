@@ -14,9 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from trace_fast.errors import OutputError, RolloutError
-from trace_fast.formats import FieldKeys, Limits
-from trace_fast.formats.build import Builder
-from trace_fast.formats.files import RawRecord
+from trace_fast.formats import Limits, rollouts_of
 from trace_fast.formats.strict_json import parse_json
 from trace_fast.rollout import Rollout
 from trace_fast.scorer import Scorer
@@ -120,15 +118,9 @@ class ScoringServer:
             raise RefusedRequest(
                 HTTPStatus.BAD_REQUEST, "expected an object with rollouts (a list) and trunk_logprobs (a boolean)"
             )
-        builder = Builder(self._scorer.tokenizer, "<answer>", "tokens", FieldKeys(), LIMITS)
-        rollouts: list[Rollout] = []
-        errors: dict[int, RolloutError] = {}
-        for index, record in enumerate(records):
-            try:
-                rollouts.append(builder.build(RawRecord(str(index), record)))
-            except RolloutError as error:
-                errors[index] = error
-        return rollouts, errors, trunk
+        failed: list[RolloutError] = []
+        built = rollouts_of(records, self._scorer.tokenizer, format="tokens", errors=failed.append, limits=LIMITS)
+        return list(built), {int(error.source): error for error in failed}, trunk
 
 
 def _handler(server: ScoringServer) -> type[BaseHTTPRequestHandler]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trace_fast.output import shortest_float32
 from trace_fast.rollout import Rollout
 from trace_fast.rollout_score import RolloutScore
 
@@ -26,8 +27,8 @@ def score_to_json(score: RolloutScore) -> dict[str, Any]:
         "alias_mean_logprobs": score.alias_mean_logprobs.tolist(),
         "mean_logprobs": score.mean_logprobs.tolist(),
         "alias": score.alias.tolist(),
-        "token_logprobs": [_float32(values) for values in score.token_logprobs],
-        "trunk_logprobs": None if score.trunk_logprobs is None else _float32(score.trunk_logprobs),
+        "token_logprobs": [shortest_float32(values) for values in score.token_logprobs],
+        "trunk_logprobs": None if score.trunk_logprobs is None else shortest_float32(score.trunk_logprobs),
     }
 
 
@@ -72,11 +73,6 @@ def score_from_json(record: Mapping[str, Any], rollout: Rollout, *, reference: s
         source=rollout.source,
         extra=rollout.extra,
     )
-
-
-def _float32(values: np.ndarray) -> list[float]:
-    """The shortest decimals that are the same float32s: half the bytes of their float64 expansions."""
-    return [float(str(value)) for value in values]
 
 
 def _array(value: Any, dtype: type, shape: tuple[int, ...], name: str) -> np.ndarray:

@@ -11,8 +11,6 @@ server's package, and has not run in these tests.
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +21,7 @@ from typing import Protocol
 from safetensors.torch import save_file
 from torch import Tensor
 
-from trace_fast.atomic_write import sync_folder
+from trace_fast.atomic_write import new_folder
 from trace_fast.errors import ConfigError, OutputError
 from trace_fast.trainer.engines.engine import Engine
 
@@ -161,24 +159,14 @@ class DiskWeights:
         return [path for _, path in sorted(numbered)]
 
     def _write(self, weights: Weights, target: Path) -> None:
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}.new")
-        temporary.mkdir(parents=True)
-        try:
+        with new_folder(target) as folder:  # it may be there: the same version, from before a restart
+            folder.mkdir(parents=True)
             for file in sorted(self._model.iterdir()):
                 if file.is_file() and file.suffix not in (".safetensors", ".bin", ".gguf", ".pt") and (
                     not file.name.endswith(".index.json")
                 ):
-                    shutil.copyfile(file, temporary / file.name)
-            self._write_shards(weights, temporary)
-            for file in temporary.iterdir():
-                _sync(file)
-            sync_folder(temporary)
-            if target.exists():  # the same version, from before a restart
-                shutil.rmtree(target)
-            os.replace(temporary, target)
-            sync_folder(target.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+                    shutil.copyfile(file, folder / file.name)
+            self._write_shards(weights, folder)
 
     def _write_shards(self, weights: Weights, folder: Path) -> None:
         shards: list[list[str]] = []
@@ -251,8 +239,3 @@ def buckets(weights: Weights, size: int) -> Iterator[list[tuple[str, Tensor]]]:
         held += weight
     if bucket:
         yield bucket
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
