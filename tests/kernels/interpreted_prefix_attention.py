@@ -6,7 +6,6 @@ have full blocks, edge blocks, shared tiles and splits. Memory that torch alloca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -39,15 +38,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def poisoned_memory() -> Iterator[None]:
-    """torch.empty gives NaN: whatever a kernel should have written and did not will show."""
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.manual_seed(0)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 # --- values --------------------------------------------------------------------------------------------------------

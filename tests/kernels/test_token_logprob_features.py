@@ -28,13 +28,7 @@ LARGEST_LOGIT = 40  # of rows and weights from a normal distribution, with a mar
 SLACK = LARGEST_LOGIT * HIDDEN * torch.finfo(torch.float32).eps
 
 
-@pytest.fixture(autouse=True)
-def _poisoned_memory() -> Any:
-    """Every ``torch.empty`` is full of NaN: a result that nobody wrote shows."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 def problem(rows: int, vocabulary: int, features: dict[str, Any]) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:

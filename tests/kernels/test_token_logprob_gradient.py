@@ -19,12 +19,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 HIDDEN = 24
 
 
-@pytest.fixture(autouse=True)
-def _poisoned_memory() -> Any:
-    """Every ``torch.empty`` is full of NaN: a result that nobody wrote shows."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 def problem(rows: int, vocabulary: int, *, bias: bool, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -43,19 +44,19 @@ class PeerSetup:
         return any(window is not None for window in self.spec.layer_windows)
 
 
-class Peer:
+class Peer(ABC):
     """A way to score rollouts. ``own_memory`` says whether its memory is this process's (and can be measured)."""
 
     own_memory = True
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to drop
         """Called before every timed call, not timed: drops what an earlier call left in a cache."""
 
+    @abstractmethod
     def score(self, rollout: Rollout) -> np.ndarray:
         """``(S,) float64`` mean log-probability (nats) of the first gold answer at every state."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Gives back what ``open_peer`` took."""
 
 
