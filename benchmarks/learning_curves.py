@@ -41,12 +41,17 @@ STEPS = 40
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One line of the comparison. ``algorithm``: TOML of the section. ``figures``: the plots it belongs to."""
+    """One line of the comparison.
+
+    ``algorithm``: TOML of the section. ``figures``: the plots it belongs to. ``changes``: what else differs from the
+    config.
+    """
 
     name: str
     algorithm: str
     seeds: int
     figures: tuple[str, ...]
+    changes: tuple[str, ...] = ()
 
 
 def trace(**credit: object) -> str:
@@ -54,6 +59,8 @@ def trace(**credit: object) -> str:
     return f'{{name = "trace", credit = {{{settings}}}}}'
 
 
+# With one update a step every ratio of new to old probability is 1, and GSPO's loss is GRPO's.
+TWO_UPDATES = ("training.global_batch=64",)
 VARIANTS = (
     Variant("GRPO", '{name = "grpo"}', 3, ("algorithms",)),
     Variant("TRACE", trace(), 3, ("algorithms", "forms", "horizons")),
@@ -64,6 +71,8 @@ VARIANTS = (
     Variant("TRACE K=0", trace(horizon=0), 1, ("horizons",)),
     Variant("TRACE K=1", trace(horizon=1), 1, ("horizons",)),
     Variant("TRACE K=8", trace(horizon=8), 1, ("horizons",)),
+    Variant("GRPO, 2 updates", '{name = "grpo"}', 1, ("updates",), TWO_UPDATES),
+    Variant("GSPO, 2 updates", '{name = "gspo"}', 1, ("updates",), TWO_UPDATES),
 )
 
 
@@ -78,7 +87,8 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        return self.work / "runs" / f"{self.variant.name.lower().replace(' ', '-').replace('=', '')}-seed{self.seed}"
+        name = self.variant.name.lower().replace(" ", "-").replace("=", "").replace(",", "")
+        return self.work / "runs" / f"{name}-seed{self.seed}"
 
     @property
     def changes(self) -> list[str]:
@@ -93,6 +103,7 @@ class Job:
             f"training.steps={self.steps}",
             f"training.seed={self.seed}",
             f"algorithm={self.variant.algorithm}",
+            *self.variant.changes,
         ]
 
     def config(self) -> TrainConfig:
@@ -189,6 +200,7 @@ def row_of(job: Job) -> dict[str, Any]:
         "seed": job.seed,
         "steps": job.steps,
         "rollouts_a_step": config.training.prompts * config.training.samples,
+        "rollouts_an_update": config.training.global_batch,
         "questions": len(asked),
         "questions_by_hops": dict(sorted(Counter(str(task.extra["hops"]) for task in asked).items())),
         "figures": list(job.variant.figures),

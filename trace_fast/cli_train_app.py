@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Annotated
 
 import typer
 
 from trace_fast.cli_options import Changes, Overwrite, TrainingConfig
+from trace_fast.errors import ConfigError
+
+# tensorboard is in it too, and is asked for where a config wants it.
+TRAIN_EXTRA = ("faiss", "sentence_transformers", "bm25s", "datasets", "urllib3")
+
+
+def check_train_extra() -> None:
+    """That the packages are there without which nothing of ``trace_fast.trainer`` can be imported or run.
+
+    Raises:
+        ConfigError: names those that are not, and the remedy.
+    """
+    missing = [name for name in TRAIN_EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"training and sampling need packages of the extra train, and these are not installed: "
+            f"{', '.join(missing)}; pip install 'trace-fast[train]'"
+        )
 
 
 def add_training(app: typer.Typer) -> None:
@@ -22,9 +41,11 @@ def add_training(app: typer.Typer) -> None:
         Exit codes: 0 all steps done, 2 nothing could be done or training failed, 3 stopped by a signal after saving.
         """
         from trace_fast.cli_terminal import command_errors
-        from trace_fast.cli_train import run_train
 
         with command_errors():
+            check_train_extra()
+            from trace_fast.cli_train import run_train
+
             code = run_train(config, set or [], resume=resume, dry_run=dry_run)
         raise typer.Exit(code)
 
@@ -39,9 +60,11 @@ def add_training(app: typer.Typer) -> None:
     ) -> None:
         """Sample rollouts with a config's policy, engine and search. Exit codes as for score."""
         from trace_fast.cli_terminal import command_errors
-        from trace_fast.cli_train import run_rollout
 
         with command_errors():
+            check_train_extra()
+            from trace_fast.cli_train import run_rollout
+
             code = run_rollout(config, set or [], questions=questions, out=out, samples=samples, overwrite=overwrite)
         raise typer.Exit(code)
 
@@ -55,9 +78,11 @@ def add_training(app: typer.Typer) -> None:
     ) -> None:
         """Print a policy's metrics on questions as JSON. Exit codes as for score."""
         from trace_fast.cli_terminal import command_errors
-        from trace_fast.cli_train import run_eval
 
         with command_errors():
+            check_train_extra()
+            from trace_fast.cli_train import run_eval
+
             code = run_eval(config, set or [], questions=questions, out=out, overwrite=overwrite)
         raise typer.Exit(code)
 
@@ -71,8 +96,10 @@ def add_training(app: typer.Typer) -> None:
     ) -> None:
         """Write the policy of a run's checkpoint with its tokenizer, as transformers and rollout servers load it."""
         from trace_fast.cli_terminal import command_errors
-        from trace_fast.cli_train import run_export
 
         with command_errors():
+            check_train_extra()
+            from trace_fast.cli_train import run_export
+
             code = run_export(config, set or [], step=step, out=out, overwrite=overwrite)
         raise typer.Exit(code)

@@ -83,7 +83,7 @@ def test_a_row_holds_what_the_run_measured(curves: ModuleType, tmp_path: Path) -
     assert row["success_by_hops"]["3"] == pytest.approx([s + 0.03 for s in SUCCESS])
     assert row["questions"] == 4
     assert row["questions_by_hops"] == {"1": 1, "2": 2, "3": 1}
-    assert row["rollouts_a_step"] == 128
+    assert row["rollouts_a_step"] == row["rollouts_an_update"] == 128
     assert row["trained_reward"] == [step / 100 for step in range(40)]
     assert row["scoring_share"] == 0.125
 
@@ -102,7 +102,7 @@ def test_the_table_says_what_was_measured(curves: ModuleType, tables: ModuleType
     # One evaluation that reaches the target (0.3) does not count alone, and the start not at all.
     assert lines[-1].startswith("| TRACE | 1 | 0.400 | 0.315 | – |")
     assert " | 20 | " in lines[-1]
-    assert "40 steps of 128 rollouts" in text
+    assert "40 steps of 128 rollouts and one update" in text
     assert "each of 4 held-out questions (1 / 2 / 1 of 1 / 2 / 3 hops)" in text
     assert f"up to {math.sqrt(0.4 * 0.6 / 4):.3f}" in text
     assert "2026-01-02; cpu; torch 2; commit aa, bb." in text
@@ -139,3 +139,13 @@ def test_options_that_cannot_be_are_refused_before_anything_runs(
     assert caught.value.code == 2
     assert options[1] in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
+
+
+def test_two_updates_halve_the_batch_and_change_nothing_else(curves: ModuleType, tmp_path: Path) -> None:
+    named = {v.name: curves.Job(v, 0, tmp_path, 40) for v in curves.VARIANTS}
+    for name in ("GRPO", "GSPO"):
+        one, two = named[name].config(), named[f"{name}, 2 updates"].config()
+        assert (one.training.global_batch, two.training.global_batch) == (128, 64)
+        same = two.training.model_copy(update={"global_batch": 128})
+        assert two.model_copy(update={"training": same, "out": one.out}) == one
+    assert named["GSPO, 2 updates"].folder.name == "gspo-2-updates-seed0"

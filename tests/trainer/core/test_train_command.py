@@ -56,6 +56,29 @@ def settings(small_world: Path, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "{config}"],
+        ["rollout", "{config}", "--questions", "{config}", "--out", "{config}.jsonl"],
+        ["eval", "{config}"],
+        ["export", "{config}", "--out", "{config}.model"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_without_the_extra_the_missing_packages_are_named(arguments: list[str], settings: Path) -> None:
+    """As on a machine where only what ``make demo`` needs is installed; seen as a traceback before."""
+    hidden = "import sys; sys.modules.update(bm25s=None, faiss=None); from trace_fast.cli import app; app()"
+    command = [sys.executable, "-c", hidden, *(part.format(config=settings) for part in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "error: training and sampling need packages of the extra train, and these are not installed: faiss, bm25s; "
+        "pip install 'trace-fast[train]'\n"
+    )
+
+
 def test_two_processes_train_resume_and_report(settings: Path, small_world: Path, tmp_path: Path) -> None:
     """The smoke run: TRACE in two processes, stopped by its step count and resumed, with everything that is written."""
     out = tmp_path / "out"
