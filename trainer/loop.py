@@ -153,6 +153,7 @@ def evaluate(run: Run, step: int) -> Metrics:
             seed=_seed(run, EVALUATION),
             samples=settings.samples,
             attempts=run.config.training.attempts,
+            stop=lambda: run.stop.requested,
         )
     )
     _stop_if_asked(run)
@@ -176,6 +177,7 @@ def _sample(run: Run, step: int) -> SampledGroups:
             samples=settings.samples,
             attempts=settings.attempts,
             incomplete=settings.incomplete_groups,
+            stop=lambda: run.stop.requested,
         )
     )
 

@@ -6,7 +6,7 @@ is repeated gets a new seed and the same id.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -44,12 +44,14 @@ def sample_groups(
     samples: int,
     attempts: int = 1,
     incomplete: Literal["keep", "drop"] = "keep",
+    stop: Callable[[], bool] = lambda: False,
 ) -> SampledGroups:
     """Samples ``samples`` rollouts of every question.
 
     Args:
         attempts: at most, of one rollout. incomplete: what becomes of a group that still lacks rollouts: it stays
             smaller, or is left out as a whole.
+        stop: asked between the turns of the rollouts; where it says so, nothing is sampled.
 
     Raises:
         ConfigError, RolloutError, TraceFastError: as ``Harness.run``.
@@ -58,7 +60,7 @@ def sample_groups(
         raise ConfigError(f"attempts: expected at least 1, got {attempts}")
     if not tasks:
         return SampledGroups([], [])
-    rollouts = harness.run(tasks, engine, seed=seed, samples=samples)
+    rollouts = harness.run(tasks, engine, seed=seed, samples=samples, stop=stop)
     by_id = {task.id: task for task in tasks}
     for attempt in range(1, attempts):
         failed = [i for i, rollout in enumerate(rollouts) if _failed(rollout)]
@@ -69,8 +71,10 @@ def sample_groups(
             lacking.setdefault(rollouts[i].group, []).append(i)
         most = max(map(len, lacking.values()))
         again = harness.run(
-            [by_id[group] for group in lacking], engine, seed=seed + attempt * ATTEMPT_SEEDS, samples=most
+            [by_id[group] for group in lacking], engine, seed=seed + attempt * ATTEMPT_SEEDS, samples=most, stop=stop
         )
+        if not again:  # stopped
+            return SampledGroups([], [])
         for number, places in enumerate(lacking.values()):
             for i, rollout in zip(places, again[number * most :], strict=False):
                 rollouts[i] = replace(rollout, id=rollouts[i].id)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a wish to stop that the training loop looks at between phases."""
+"""SIGTERM and SIGINT as a wish to stop, which training looks at between phases and between the turns of rollouts."""
 
 from __future__ import annotations
 

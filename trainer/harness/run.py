@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -42,8 +42,19 @@ class Harness:
             frame.call_format, repair=config.parser == "repair", thinking_open=frame.thinking_open
         )
 
-    def run(self, tasks: Sequence[Task], engine: Engine, *, seed: int, samples: int = 1) -> list[Rollout]:
+    def run(
+        self,
+        tasks: Sequence[Task],
+        engine: Engine,
+        *,
+        seed: int,
+        samples: int = 1,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> list[Rollout]:
         """``samples`` rollouts of every task, by task; those of one task form a group and lie side by side.
+
+        Args:
+            stop: asked between turns; where it says so, all episodes are given up and there are no rollouts.
 
         Raises:
             ConfigError, RolloutError: a task that cannot be run, before anything is generated.
@@ -61,7 +72,8 @@ class Harness:
         ]
         with ThreadPoolExecutor(self._config.tool_threads, thread_name_prefix="tools") as tools:
             while self._advance(episodes, engine, tools):
-                pass
+                if stop():
+                    return []
         return [episode.rollout() for episode in episodes]
 
     def _episode(self, task: Task, id: str, entropy: list[int]) -> Episode:

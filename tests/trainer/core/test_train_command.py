@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trace_fast.model import load_tokenizer
 from trace_fast.rollout import Rollout
 from trace_fast.trainer.checkpoint import read_progress
 from trace_fast.trainer.config import read_config
+from trace_fast.trainer.engines.engine import Generation, Request
 from trace_fast.trainer.loop import train
 from trace_fast.trainer.policy import NonFiniteError
 from trace_fast.trainer.reference import Scored
@@ -141,6 +143,29 @@ def test_a_signal_saves_and_the_run_can_be_continued(settings: Path, tmp_path: P
     code, output = ran(["train", str(settings), *more])
     assert code == 0, output
     assert [line["step"] for line in metrics(out)] == list(range(done + 1))
+
+
+def test_a_signal_during_the_rollouts_gives_up_their_step(settings: Path, tmp_path: Path) -> None:
+    """No further turn is generated, and the last whole step is saved."""
+    config = read_config(str(settings), ["evaluation.every=0", "checkpoint.every=400"])
+    with open_run(config, read_inputs(config, resume=False)) as (run, begin):
+        generate, score, scored, after = run.engine.generate, run.reference.score, [], []
+
+        def generate_and_ask(requests: Sequence[Request]) -> list[Generation]:
+            if len(scored) == 1:
+                after.append(len(requests))
+                signal.raise_signal(signal.SIGTERM)
+            return generate(requests)
+
+        def count(rollouts: list[Rollout]) -> Scored:
+            scored.append(len(rollouts))
+            return score(rollouts)
+
+        run.engine.generate, run.reference.score = generate_and_ask, count  # type: ignore[method-assign]
+        assert train(run, begin=begin) is False
+    assert (scored, after) == ([16], [16])
+    assert [line["step"] for line in metrics(tmp_path / "out")] == [0]
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["step-000001"]
 
 
 def test_one_ctrl_c_reaches_two_tensor_ranks_twice_and_one_process_goes_on(settings: Path, tmp_path: Path) -> None:

@@ -108,6 +108,20 @@ def test_an_engine_that_always_fails_leaves_nothing(frame, harness):
     assert len(sampled.failures) == 6
 
 
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_wish_to_stop_is_heard_between_turns(turns, frame, harness):
+    """In the first attempt, and in the second, which samples again what the first lost."""
+    engine = FlakyEngine(frame, lambda task, number: task == "alps" and number == 0)
+    whole = sample_groups(TASKS, harness, engine, seed=1, samples=2, attempts=2)
+    assert (engine.batches, len(whole.rollouts)) == ([6, 1], 6)
+    engine = FlakyEngine(frame, lambda task, number: task == "alps" and number == 0)
+    sampled = sample_groups(
+        TASKS, harness, engine, seed=1, samples=2, attempts=2, stop=lambda: len(engine.batches) >= turns
+    )
+    assert (sampled.rollouts, sampled.failures) == ([], [])
+    assert engine.batches == [6, 1][:turns]
+
+
 def test_nothing_to_sample(frame, harness):
     engine = FlakyEngine(frame, lambda *_: False)
     assert sample_groups([], harness, engine, seed=1, samples=2).rollouts == []
