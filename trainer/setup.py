@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trace_fast.backends import dtype_of, pick_device
-from trace_fast.cli_terminal import say
 from trace_fast.errors import ConfigError, InputError, OutputError, RolloutError
 from trace_fast.model import load_tokenizer
 from trace_fast.model_spec import ModelSpec
@@ -21,7 +19,7 @@ from trace_fast.service import vocabulary_hash
 from trace_fast.trainer.batch import check_sampling
 from trace_fast.trainer.boards import check_boards
 from trace_fast.trainer.checkpoint import Checkpoints, latest_checkpoint, read_progress
-from trace_fast.trainer.config import EngineConfig, SearchConfig, TrainConfig
+from trace_fast.trainer.config import EngineConfig, TrainConfig
 from trace_fast.trainer.data import check_key, read_tasks
 from trace_fast.trainer.engines.engine import Engine
 from trace_fast.trainer.engines.hf import HfEngine
@@ -44,9 +42,8 @@ from trace_fast.trainer.parallel import TrainMesh
 from trace_fast.trainer.policy import Policy, load_module
 from trace_fast.trainer.reference import FrozenReference, Reference
 from trace_fast.trainer.remote_reference import RemoteReference
+from trace_fast.trainer.run_index import build_index, check_search, open_config_index, shared_index
 from trace_fast.trainer.run_log import RunLog
-from trace_fast.trainer.search import SearchIndex, build_bm25, build_vectors, open_index, read_corpus
-from trace_fast.trainer.search.encoders import Encoder, SentenceTransformerEncoder, TransformersEncoder
 from trace_fast.trainer.stop import StopSignal
 
 
@@ -73,7 +70,7 @@ def read_inputs(config: TrainConfig, *, resume: bool) -> Inputs:
     _check_model(config)
     frame = _frame(config, config.harness)
     _check_reference(config, frame)
-    _check_search(config.search)
+    check_search(config.search)
     tasks = _questions(config.data.train, frame)
     if config.training.prompts > len(tasks):
         raise ConfigError(
@@ -147,8 +144,9 @@ def open_sampler(config: TrainConfig, *, evaluation: bool) -> Iterator[tuple[Har
     device = pick_device("auto")
     settings = config.evaluation.harness if evaluation else config.harness
     frame = _frame(config, settings)
+    check_search(config.search)
     build_index(config.search)
-    index = open_index(config.search.index, encoder=_encoder(config.search))
+    index = open_config_index(config.search)
     yield Harness(frame, index, settings), open_engine(config, device, longest=settings.max_tokens, first=False)
 
 
@@ -167,29 +165,6 @@ def processes(device: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def shared_index(config: SearchConfig, mesh: TrainMesh) -> SearchIndex:
-    """The index of the run; where there is none yet, the first process builds it and the others wait."""
-    mesh.together(lambda: build_index(config) if mesh.is_first else None)
-    return mesh.together(lambda: open_index(config.index, encoder=_encoder(config)))
-
-
-def build_index(config: SearchConfig) -> None:
-    """Builds the index where there is none yet.
-
-    Raises:
-        InputError, ConfigError: neither an index nor a corpus to build it from; it names the key.
-    """
-    corpus = _corpus_to_index(config)
-    if corpus is None:
-        return
-    documents, encoder = read_corpus(corpus), _encoder(config)
-    Path(config.index).mkdir(parents=True, exist_ok=True)
-    if encoder is None:
-        build_bm25(documents, config.index, report=say)
-    else:
-        build_vectors(documents, config.index, encoder, report=say)
 
 
 def open_engine(config: TrainConfig, device: torch.device, *, longest: int, first: bool) -> TrainableEngine:
@@ -286,30 +261,6 @@ def _check_reference(config: TrainConfig, frame: ChatFrame) -> None:
             f"reference.path: expected a model with the vocabulary of {config.policy.path!r}, got "
             f"{config.reference.path!r}, in which {len(odd)} tokens have no or another number, such as {odd[0]!r}"
         )
-
-
-def _check_search(config: SearchConfig) -> None:
-    """Every row of a corpus that an index is to be built from."""
-    corpus = _corpus_to_index(config)
-    if corpus is not None and not sum(1 for _ in read_corpus(corpus)):
-        raise InputError(f"search.corpus: {corpus}: expected at least one document, got none")
-
-
-def _corpus_to_index(config: SearchConfig) -> str | None:
-    """The corpus, where there is no index yet."""
-    if (Path(config.index) / "index.json").exists():
-        return None
-    if config.corpus is None:
-        raise ConfigError(f"search.corpus: is required, since search.index = {config.index!r} holds no index yet")
-    return config.corpus
-
-
-def _encoder(config: SearchConfig) -> Encoder | None:
-    if config.encoder is None:
-        return None
-    made: Any = {"sentence_transformers": SentenceTransformerEncoder, "transformers": TransformersEncoder}
-    encoder: Encoder = made[config.encoder.kind](config.encoder.path)
-    return encoder
 
 
 def _made_folder(config: TrainConfig) -> Path:

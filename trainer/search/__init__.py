@@ -5,7 +5,7 @@ for many callers; ``Browser`` is the state of one episode and turns every call, 
 """
 
 from trace_fast.trainer.search.browser import Browser, Index, Observation
-from trace_fast.trainer.search.corpus import Document, read_corpus
+from trace_fast.trainer.search.corpus import Document, corpus_hash, read_corpus
 from trace_fast.trainer.search.index import Hit, SearchIndex, build_bm25, build_vectors, open_index
 from trace_fast.trainer.search.retriever import Match, Retriever, SearchError
 from trace_fast.trainer.search.service import QueryService
@@ -24,6 +24,7 @@ __all__ = [
     "SearchIndex",
     "build_bm25",
     "build_vectors",
+    "corpus_hash",
     "open_index",
     "read_corpus",
     "tool_schemas",

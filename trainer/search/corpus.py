@@ -6,6 +6,7 @@ Memory stays at one record (one small batch for Parquet and Arrow), however larg
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,23 @@ def read_corpus(paths: Paths) -> Iterator[Document]:
     """
     for path in as_paths(paths):
         yield from _read_folder(Path(path)) if os.path.isdir(path) else _read_files(path)
+
+
+def corpus_hash(path: str | os.PathLike[str]) -> str:
+    """SHA-256 over the SHA-256 of a corpus file, or of each file right in a corpus folder, by name.
+
+    Raises:
+        InputError: the path cannot be read.
+    """
+    place = Path(path)
+    total = hashlib.sha256()
+    try:
+        for file in sorted(entry for entry in place.iterdir() if entry.is_file()) if place.is_dir() else [place]:
+            with file.open("rb") as stream:
+                total.update(hashlib.file_digest(stream, "sha256").digest())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    return total.hexdigest()
 
 
 def _read_files(paths: Paths) -> Iterator[Document]:

@@ -66,12 +66,19 @@ class SearchIndex:
         return hits
 
 
-def build_bm25(documents: Iterable[Document], folder: str | os.PathLike[str], *, report: Report) -> SearchIndex:
-    """Writes a BM25 index of a corpus. ``report`` gets a line before the work begins."""
+def build_bm25(
+    documents: Iterable[Document], folder: str | os.PathLike[str], *, report: Report, corpus: str | None = None
+) -> SearchIndex:
+    """Writes a BM25 index of a corpus.
+
+    Args:
+        report: gets a line before the work begins. corpus: ``corpus_hash`` of where the documents are from, kept in
+            the index's settings.
+    """
     path, store = _begin(documents, folder)
     report(f"BM25 index of {len(store):,} documents")
     Bm25Retriever.build(map(indexed_text, store)).save(path / BM25)
-    _finish(path, {"kind": "bm25", "documents": len(store)})
+    _finish(path, {"kind": "bm25", "documents": len(store), "corpus": corpus})
     return open_index(path)
 
 
@@ -83,13 +90,16 @@ def build_vectors(
     kind: Kind = "auto",
     batch: int = 256,
     report: Report,
+    corpus: str | None = None,
 ) -> SearchIndex:
-    """Writes a FAISS index of a corpus; ``report`` gets the plan with its memory before anything is encoded."""
+    """Writes a FAISS index of a corpus; ``report`` gets the plan with its memory before anything is encoded.
+    ``corpus``: as for ``build_bm25``."""
     path, store = _begin(documents, folder)
     plan = plan_vectors(len(store), encoder.dimension, kind)
     report(plan.describe())
     VectorRetriever.build(store, encoder, plan, batch=batch).save(path / VECTORS)
-    _finish(path, {"kind": "vectors", "documents": len(store), "encoder": encoder.name, "index": plan.kind})
+    about = {"encoder": encoder.name, "index": plan.kind, "corpus": corpus}
+    _finish(path, {"kind": "vectors", "documents": len(store), **about})
     return open_index(path, encoder=encoder)
 
 
@@ -107,7 +117,7 @@ def open_index(
         InputError: no whole index is in the folder. ConfigError: the encoder is missing or another one.
     """
     path = Path(folder)
-    settings = _settings(path)
+    settings = index_settings(path)
     store = DocumentStore(path)
     if len(store) != settings.get("documents"):
         raise InputError(f"{path}: {SETTINGS} says {settings.get('documents')} documents, the store has {len(store)}")
@@ -134,7 +144,13 @@ def _finish(path: Path, settings: dict[str, Any]) -> None:
     write_atomically(path / SETTINGS, json.dumps(settings) + "\n")
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def index_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What an index folder says of itself: ``kind``, ``documents``, ``corpus``, and of vectors ``encoder``, ``index``.
+
+    Raises:
+        InputError: no index is there, or its settings are damaged.
+    """
+    path = Path(folder)
     try:
         settings = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
     except FileNotFoundError:
