@@ -24,6 +24,8 @@ class RolloutScore:
         answer_ids: its token ids.
         trunk_logprobs: ``(N-1,) float32`` or ``None``: entry t is log p(input_ids[t+1] | input_ids[:t+1]) under
             the reference.
+        written_logprobs: ``(W,) float32`` or ``None``: the same of the W tokens after the first that the policy wrote
+            (``loss_mask``), in order.
         model: name and hash of the reference, ``"name@hash"``.
 
     Raises:
@@ -42,6 +44,7 @@ class RolloutScore:
     answer_ids: np.ndarray
     reward: float | None = None
     trunk_logprobs: np.ndarray | None = None
+    written_logprobs: np.ndarray | None = None
     model: str = ""
     source: str = "<memory>"
     extra: dict[str, Any] = field(default_factory=dict)
@@ -49,8 +52,8 @@ class RolloutScore:
     def __post_init__(self) -> None:
         checked = [("mean_logprobs", self.mean_logprobs), ("alias_mean_logprobs", self.alias_mean_logprobs)]
         checked += [("token_logprobs", t) for t in self.token_logprobs]
-        if self.trunk_logprobs is not None:
-            checked.append(("trunk_logprobs", self.trunk_logprobs))
+        given = (("trunk_logprobs", self.trunk_logprobs), ("written_logprobs", self.written_logprobs))
+        checked += [(name, values) for name, values in given if values is not None]
         for name, values in checked:
             bad = ~(values <= 0) | np.isinf(values)  # NaN fails every comparison
             if bad.any():

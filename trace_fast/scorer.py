@@ -39,12 +39,46 @@ class PackResult:
 @dataclass(frozen=True)
 class _PackLogprobs:
     """What one pass gives: of every item of the layout the mean and the log-probability of each of its tokens, of every
-    rollout its own tokens' when asked for, and which rows' hidden states are finite."""
+    rollout those of its own tokens that were asked for, and which rows' hidden states are finite."""
 
     means_I: np.ndarray
     tokens_I: list[np.ndarray]
-    trunks: list[np.ndarray | None]
+    own_R: list[np.ndarray]
     finite_N: np.ndarray
+
+
+@dataclass(frozen=True)
+class _OwnTokens:
+    """Which of a rollout's own tokens are scored besides its states: all, those that the policy wrote, or none."""
+
+    all: bool
+    written: bool
+
+    def check(self, rollout: Rollout) -> None:
+        if self.written and rollout.loss_mask is None:
+            raise RolloutError(
+                "format",
+                "loss_mask: expected one, since the tokens that the policy wrote are to be scored",
+                rollout_id=rollout.id,
+                source=rollout.source,
+            )
+
+    def of(self, rollout: Rollout) -> np.ndarray:
+        """``(N-1,) bool``: of the tokens after the first."""
+        if self.written and not self.all:
+            return self._mask(rollout)
+        return np.full(len(rollout.input_ids) - 1, self.all)
+
+    def written_of(self, rollout: Rollout, own: np.ndarray) -> np.ndarray | None:
+        """From the log-probabilities of the tokens ``of`` chose, those of the written ones."""
+        if not self.written:
+            return None
+        return own[self._mask(rollout)] if self.all else own
+
+    @staticmethod
+    def _mask(rollout: Rollout) -> np.ndarray:
+        assert rollout.loss_mask is not None  # check
+        return rollout.loss_mask[1:]
 
 
 class Scorer:
@@ -121,6 +155,7 @@ class Scorer:
         rollouts: Iterable[Rollout],
         *,
         trunk_logprobs: bool = False,
+        written_logprobs: bool = False,
         errors: Errors | None = None,
         progress: bool = False,
     ) -> list[RolloutScore]:
@@ -129,6 +164,7 @@ class Scorer:
         Args:
             rollouts: any number, from a list or an iterator.
             trunk_logprobs: also score every token of each rollout, from the same pass.
+            written_logprobs: also score the tokens that the policy wrote (``loss_mask``), which are few.
             errors: gets the error of each rollout that cannot be scored, which is then left out of the result;
                 ``None`` raises the first one.
             progress: show a progress line on a terminal.
@@ -140,15 +176,24 @@ class Scorer:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, transient=True, disable=not progress) as bar:
             task = bar.add_task("scoring", total=None)
-            for pack in self.iter_packs(rollouts, trunk_logprobs=trunk_logprobs, errors=errors):
+            packs = self.iter_packs(
+                rollouts, trunk_logprobs=trunk_logprobs, written_logprobs=written_logprobs, errors=errors
+            )
+            for pack in packs:
                 scores += pack.scores
                 bar.update(task, description=f"scored {len(scores)} rollouts")
         return scores
 
     def iter_packs(
-        self, rollouts: Iterable[Rollout], *, trunk_logprobs: bool = False, errors: Errors | None = None
+        self,
+        rollouts: Iterable[Rollout],
+        *,
+        trunk_logprobs: bool = False,
+        written_logprobs: bool = False,
+        errors: Errors | None = None,
     ) -> Iterator[PackResult]:
         """As ``score``, a pack at a time: what has been yielded is final, so a caller can write and stop anywhere."""
+        tokens = _OwnTokens(trunk_logprobs, written_logprobs)
 
         def report(error: RolloutError) -> None:
             if errors is None:
@@ -159,20 +204,21 @@ class Scorer:
             for rollout in rollouts:
                 try:
                     check_rollout(rollout, self.model.spec, self.model.vocab_size)
+                    tokens.check(rollout)
                 except RolloutError as error:
                     report(error)
                 else:
                     yield rollout
 
         for pack in cut_packs(usable(), self.max_tokens_per_pack):
-            yield from self._score_pack(pack, trunk_logprobs, report)
+            yield from self._score_pack(pack, tokens, report)
 
-    def _score_pack(self, pack: list[Rollout], trunk_logprobs: bool, report: Errors) -> Iterator[PackResult]:
+    def _score_pack(self, pack: list[Rollout], tokens: _OwnTokens, report: Errors) -> Iterator[PackResult]:
         """One pass; where it does not fit into memory, a rollout at a time, and those that still do not are errors."""
         started = time.perf_counter()
         layout = pack_layout(pack)
         try:
-            found = self._run(layout, pack, trunk_logprobs)
+            found = self._run(layout, pack, tokens)
         except RuntimeError as error:
             if not _out_of_memory(error):
                 raise
@@ -181,12 +227,12 @@ class Scorer:
                 report(RolloutError("length", reason, rollout_id=pack[0].id, source=pack[0].source))
                 return
             for rollout in pack:
-                yield from self._score_pack([rollout], trunk_logprobs, report)
+                yield from self._score_pack([rollout], tokens, report)
             return
         scores, scored = [], []
         for r, rollout in enumerate(pack):
             try:
-                score = self._combine(rollout, layout, r, found)
+                score = self._combine(rollout, layout, r, found, tokens)
                 _check_trunk(rollout, found.finite_N[layout.trunk_rows(r)])
                 scores.append(score)
             except RolloutError as error:
@@ -195,8 +241,8 @@ class Scorer:
                 scored.append(rollout)
         yield PackResult(scores, scored, len(layout), layout.tokens_naive, time.perf_counter() - started)
 
-    def _run(self, layout: PackedLayout, pack: list[Rollout], trunk_logprobs: bool) -> _PackLogprobs:
-        """The forward pass, and one call of the head for all answers (and all trunk tokens when asked for)."""
+    def _run(self, layout: PackedLayout, pack: list[Rollout], tokens: _OwnTokens) -> _PackLogprobs:
+        """The forward pass, and one call of the head for all answers and the rollouts' own tokens."""
         hidden = self.model.hidden_states(layout)
         # Rollouts of a group share states, whose answers are scored once. An answer is known by its end: the place in
         # the trie, the token that it predicts, and how many there are.
@@ -206,10 +252,11 @@ class Scorer:
         places = rows_of(np.stack([layout.cu_targets[first_S], layout.cu_targets[first_S + 1]], axis=1))
         pairs = np.stack([layout.target_rows, layout.target_ids], axis=1)[places]
         lengths_S = count_I[first_S]
-        trunk_pairs: list[np.ndarray] = []
-        if trunk_logprobs:
-            trunk_pairs = [np.stack([layout.trunk_rows(r)[:-1], p.input_ids[1:]], axis=1) for r, p in enumerate(pack)]
-            distinct, place = np.unique(np.concatenate(trunk_pairs), axis=0, return_inverse=True)  # they share prompts
+        own = [
+            np.stack([layout.trunk_rows(r)[:-1], p.input_ids[1:]], axis=1)[tokens.of(p)] for r, p in enumerate(pack)
+        ]
+        distinct, place = np.unique(np.concatenate(own), axis=0, return_inverse=True)  # they share prompts
+        if len(distinct):
             pairs = np.concatenate([pairs, distinct])
             cuts = np.append(np.arange(0, len(distinct), TRUNK_SEGMENT), len(distinct))
             lengths_S = np.concatenate([lengths_S, np.diff(cuts)])
@@ -217,14 +264,13 @@ class Scorer:
         head = (torch.as_tensor(x) for x in (pairs[:, 0], pairs[:, 1], cu))
         means, logprobs = (x.numpy() for x in self.model.mean_logprobs(hidden, *head))
         tokens_I = [logprobs[cu[s] : cu[s + 1]].copy() for s in segment_I.reshape(-1)]
-        trunks: list[np.ndarray | None] = [None] * len(pack)
-        if trunk_logprobs:
-            trunk = logprobs[len(places) :][place.reshape(-1)]
-            trunks = [*np.split(trunk, np.cumsum([len(t) for t in trunk_pairs])[:-1])]
+        own_R = np.split(logprobs[len(places) :][place.reshape(-1)], np.cumsum([len(pairs) for pairs in own])[:-1])
         finite_N = torch.isfinite(hidden).all(-1).cpu().numpy()
-        return _PackLogprobs(means[segment_I.reshape(-1)], tokens_I, trunks, finite_N)
+        return _PackLogprobs(means[segment_I.reshape(-1)], tokens_I, own_R, finite_N)
 
-    def _combine(self, rollout: Rollout, layout: PackedLayout, index: int, found: _PackLogprobs) -> RolloutScore:
+    def _combine(
+        self, rollout: Rollout, layout: PackedLayout, index: int, found: _PackLogprobs, own: _OwnTokens
+    ) -> RolloutScore:
         """Items of one rollout → its score; aliases are combined a state at a time."""
         states, aliases = rollout.n_states, len(rollout.answers)
         means = np.empty((states, aliases))
@@ -252,7 +298,8 @@ class Scorer:
             answer=rollout.answer_texts[best[-1]] if rollout.answer_texts else None,
             answer_ids=rollout.answers[best[-1]],
             reward=rollout.reward,
-            trunk_logprobs=found.trunks[index],
+            trunk_logprobs=found.own_R[index] if own.all else None,
+            written_logprobs=own.written_of(rollout, found.own_R[index]),
             model=self.reference,
             source=rollout.source,
             extra=rollout.extra,

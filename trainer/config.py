@@ -35,8 +35,8 @@ class ReferenceConfig(_Section):
 
     ``placement``: ``device`` keeps it beside the policy, ``offload`` on the host between the scoring phases,
     ``remote`` in the ``trace-fast serve`` process at ``url``, which must score in this ``dtype`` and by this ``alias``.
-    ``kl``: also score every token of the rollouts, for the metric of the policy's divergence. ``timeout_s``: of one
-    request to the server; ``deadline_s``: of a request with all its attempts.
+    ``kl``: also score the tokens that the policy wrote, for the metric of its divergence. ``timeout_s``: of one request
+    to the server; ``deadline_s``: of a request with all its attempts.
     """
 
     path: Name | None = None

@@ -107,7 +107,9 @@ def plan_run(config: TrainConfig, policy: ModelSpec, reference: ModelSpec, n_pro
     most = rollouts * harness.max_tokens
     forward = forward_flops(policy, most, depth=harness.max_tokens / 2, head_tokens=most)
     steps = -(-rollouts // training.global_batch)
-    score = forward_flops(reference, most, depth=harness.max_tokens / 2, head_tokens=most if config.reference.kl else 0)
+    written = min(harness.max_tokens, (harness.max_turns + 1) * harness.max_response_tokens) * rollouts
+    head_tokens = written if config.reference.kl else 0
+    score = forward_flops(reference, most, depth=harness.max_tokens / 2, head_tokens=head_tokens)
     return TrainPlan(
         sizes=sizes,
         parameters=weights,

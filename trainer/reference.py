@@ -46,7 +46,7 @@ class FrozenReference(Protocol):
         ...
 
     def score(self, rollouts: Sequence[Rollout]) -> Scored:
-        """Scores of all states, and with ``kl`` of all tokens; a rollout that cannot be scored is left out."""
+        """Scores of all states, and with ``kl`` of the written tokens; a rollout that cannot be scored is left out."""
         ...
 
 
@@ -78,12 +78,12 @@ class Reference:
         return self._scorer.reference
 
     def score(self, rollouts: Sequence[Rollout]) -> Scored:
-        """Scores of all states, and with ``kl`` of all tokens; a rollout that cannot be scored is left out."""
+        """Scores of all states, and with ``kl`` of the written tokens; a rollout that cannot be scored is left out."""
         errors: list[RolloutError] = []
         module = self._scorer.model.module
         torch.nn.Module.to(module, self._device)
         by_name = {(rollout.group, rollout.id): rollout for rollout in rollouts}
-        scores = self._scorer.score(rollouts, trunk_logprobs=self._config.kl, errors=errors.append)
+        scores = self._scorer.score(rollouts, written_logprobs=self._config.kl, errors=errors.append)
         self._rest()
         return Scored([by_name[score.group, score.id] for score in scores], scores, errors)
 
@@ -97,9 +97,9 @@ def reference_kl(rollouts: Sequence[Rollout], scores: Sequence[RolloutScore]) ->
     policy (at the sampling temperature) from the reference. ``None`` where the scores hold no token's."""
     differences = []
     for rollout, score in zip(rollouts, scores, strict=True):
-        if score.trunk_logprobs is None or rollout.logprobs is None or rollout.loss_mask is None:
+        if score.written_logprobs is None or rollout.logprobs is None or rollout.loss_mask is None:
             return None
-        written = rollout.loss_mask[1:]
-        differences.append(rollout.logprobs[1:][written].astype(np.float64) - score.trunk_logprobs[written])
+        sampled = rollout.logprobs[1:][rollout.loss_mask[1:]]
+        differences.append(sampled.astype(np.float64) - score.written_logprobs)
     every = np.concatenate(differences) if differences else np.empty(0)
     return float(every.mean()) if every.size else None

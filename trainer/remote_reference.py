@@ -52,7 +52,7 @@ class RemoteReference:
         return self._hash
 
     def score(self, rollouts: Sequence[Rollout]) -> Scored:
-        """Scores of all states, and with ``kl`` of all tokens; a rollout that cannot be scored is left out.
+        """Scores of all states, and with ``kl`` of the written tokens; a rollout that cannot be scored is left out.
 
         Raises:
             ServerError, BadAnswer: the server did not answer in time, or answered something else.
@@ -60,7 +60,7 @@ class RemoteReference:
         """
         scored = Scored([], [], [])
         for part in _parts(rollouts):
-            body = {"rollouts": [_question(rollout) for rollout in part], "trunk_logprobs": self._config.kl}
+            body = {"rollouts": [_question(rollout) for rollout in part], "written_logprobs": self._config.kl}
             answer = self._client.patiently(
                 "/score", body, timeout_s=self._config.timeout_s, deadline_s=self._config.deadline_s
             )
@@ -83,7 +83,7 @@ class RemoteReference:
             rollout = part[_index(record, part, found)]
             try:
                 found[record["index"]] = score_from_json(
-                    record, rollout, reference=self._hash, trunk=self._config.kl
+                    record, rollout, reference=self._hash, written=self._config.kl
                 )
             except RolloutError as error:
                 found[record["index"]] = error
@@ -122,7 +122,7 @@ def _parts(rollouts: Sequence[Rollout]) -> Iterator[list[Rollout]]:
 
 def _question(rollout: Rollout) -> dict[str, Any]:
     """What scores depend on, and nothing else of the rollout."""
-    bare = replace(rollout, logprobs=None, loss_mask=None, reward=None, transcript=(), extra={}, notes=())
+    bare = replace(rollout, logprobs=None, reward=None, transcript=(), extra={}, notes=())
     return rollout_record(bare)
 
 

@@ -257,6 +257,20 @@ def assert_only_the_bad_one_is_refused(module: PreTrainedModel, pack: list[tf.Ro
     return errors[0].reason
 
 
+def test_written_tokens_are_unknown_without_a_mask() -> None:
+    """They are refused before the pass; the others' are scored."""
+    first, bad, last = good_and_changed()
+    first, last = (dataclasses.replace(r, loss_mask=np.ones(len(r.input_ids), bool)) for r in (first, last))
+    errors: list[tf.RolloutError] = []
+    scorer = tf.Scorer.from_module(tiny_model("llama"), None)
+    scores = scorer.score([first, bad, last], errors=errors.append, written_logprobs=True)
+    assert [(e.rollout_id, e.kind) for e in errors] == [("bad", "format")]
+    assert errors[0].reason == "loss_mask: expected one, since the tokens that the policy wrote are to be scored"
+    assert [(s.id, len(s.written_logprobs)) for s in scores] == [  # type: ignore[arg-type]
+        (r.id, len(r.input_ids) - 1) for r in (first, last)
+    ]
+
+
 def replaced(values: np.ndarray, at: int, value: int) -> np.ndarray:
     values = values.copy()
     values[at] = value

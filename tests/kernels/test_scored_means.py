@@ -48,6 +48,23 @@ def test_means_and_the_rows_that_the_head_sees(monkeypatch: pytest.MonkeyPatch) 
     for plain, fuller, rollout in zip(scores, with_trunk, (one, twin, other), strict=True):
         np.testing.assert_array_equal(plain.mean_logprobs, fuller.mean_logprobs)
         assert len(fuller.trunk_logprobs) == len(rollout.input_ids) - 1
+
+    calls.clear()
+    masked = [dataclasses.replace(r, loss_mask=np.arange(len(r.input_ids)) % 5 < 2) for r in (one, twin, other)]
+    written = scorer.score(masked, written_logprobs=True)
+    ((rows, _, cu),) = calls
+    assert cu[-1] == pairs + sum(int(r.loss_mask[1:].sum()) for r in (masked[0], masked[2]))
+    both = scorer.score(masked, trunk_logprobs=True, written_logprobs=True)
+    for few, more, fuller, rollout in zip(written, both, with_trunk, masked, strict=True):
+        chosen = fuller.trunk_logprobs[rollout.loss_mask[1:]]
+        np.testing.assert_array_equal(few.written_logprobs, chosen)
+        np.testing.assert_array_equal(more.written_logprobs, chosen)
+        np.testing.assert_array_equal(more.trunk_logprobs, fuller.trunk_logprobs)
+        np.testing.assert_array_equal(few.mean_logprobs, fuller.mean_logprobs)
+        assert few.trunk_logprobs is fuller.written_logprobs is None
+    nothing = dataclasses.replace(one, loss_mask=np.zeros(len(one.input_ids), bool))
+    assert scorer.score([nothing], written_logprobs=True)[0].written_logprobs.shape == (0,)
+
     alone = [scorer.score([rollout], trunk_logprobs=True)[0] for rollout in (one, other)]
     for packed, single in zip((with_trunk[0], with_trunk[2]), alone, strict=True):
         np.testing.assert_array_equal(packed.alias_mean_logprobs, single.alias_mean_logprobs)

@@ -90,11 +90,11 @@ class ScoringServer:
             raise RefusedRequest(
                 HTTPStatus.NOT_FOUND, f"expected GET /reference or POST /score, got {method} {path[:80]}"
             )
-        rollouts, errors, trunk = self._read(body)
+        rollouts, errors, written = self._read(body)
         found: dict[int, dict[str, Any]] = {}
         with self._one_pass:
             failed: list[RolloutError] = []
-            for score in self._scorer.score(rollouts, trunk_logprobs=trunk, errors=failed.append):
+            for score in self._scorer.score(rollouts, written_logprobs=written, errors=failed.append):
                 found[int(score.source)] = score_to_json(score)
         errors |= {int(error.source): error for error in failed}
         self._report(f"scored {len(found)} rollouts, {len(errors)} failed")
@@ -107,20 +107,21 @@ class ScoringServer:
         }
 
     def _read(self, body: bytes) -> tuple[list[Rollout], dict[int, RolloutError], bool]:
-        """Rollouts whose ``source`` is their place in the request, errors by place, and whether to score tokens."""
+        """Rollouts whose ``source`` is their place in the request, errors by place, and whether to score the written
+        tokens too."""
         try:
             request = parse_json(body, LIMITS)
         except RolloutError as error:
             raise RefusedRequest(HTTPStatus.BAD_REQUEST, error.reason) from error
         records = request.get("rollouts") if isinstance(request, dict) else None
-        trunk = request.get("trunk_logprobs", False) if isinstance(request, dict) else None
-        if not isinstance(records, list) or not isinstance(trunk, bool):
+        written = request.get("written_logprobs", False) if isinstance(request, dict) else None
+        if not isinstance(records, list) or not isinstance(written, bool):
             raise RefusedRequest(
-                HTTPStatus.BAD_REQUEST, "expected an object with rollouts (a list) and trunk_logprobs (a boolean)"
+                HTTPStatus.BAD_REQUEST, "expected an object with rollouts (a list) and written_logprobs (a boolean)"
             )
         failed: list[RolloutError] = []
         built = rollouts_of(records, self._scorer.tokenizer, format="tokens", errors=failed.append, limits=LIMITS)
-        return list(built), {int(error.source): error for error in failed}, trunk
+        return list(built), {int(error.source): error for error in failed}, written
 
 
 def _handler(server: ScoringServer) -> type[BaseHTTPRequestHandler]:

@@ -13,7 +13,7 @@ from trace_fast.output import shortest_float32
 from trace_fast.rollout import Rollout
 from trace_fast.rollout_score import RolloutScore
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 def vocabulary_hash(tokenizer: Any) -> str:
@@ -28,11 +28,11 @@ def score_to_json(score: RolloutScore) -> dict[str, Any]:
         "mean_logprobs": score.mean_logprobs.tolist(),
         "alias": score.alias.tolist(),
         "token_logprobs": [shortest_float32(values) for values in score.token_logprobs],
-        "trunk_logprobs": None if score.trunk_logprobs is None else shortest_float32(score.trunk_logprobs),
+        "written_logprobs": None if score.written_logprobs is None else shortest_float32(score.written_logprobs),
     }
 
 
-def score_from_json(record: Mapping[str, Any], rollout: Rollout, *, reference: str, trunk: bool) -> RolloutScore:
+def score_from_json(record: Mapping[str, Any], rollout: Rollout, *, reference: str, written: bool) -> RolloutScore:
     """The score of ``rollout`` that a server answered.
 
     Raises:
@@ -51,9 +51,12 @@ def score_from_json(record: Mapping[str, Any], rollout: Rollout, *, reference: s
         for k, (values, a) in enumerate(zip(given, alias_S, strict=True))
     )
     best = int(alias_S[-1])
-    trunk_logprobs = None
-    if trunk:
-        trunk_logprobs = _array(record["trunk_logprobs"], np.float32, (len(rollout.input_ids) - 1,), "trunk_logprobs")
+    written_logprobs = None
+    if written:
+        if rollout.loss_mask is None:
+            raise ValueError("written_logprobs: expected none of a rollout without a loss_mask")
+        count = int(rollout.loss_mask[1:].sum())
+        written_logprobs = _array(record["written_logprobs"], np.float32, (count,), "written_logprobs")
     return RolloutScore(
         id=rollout.id,
         group=rollout.group,
@@ -68,7 +71,7 @@ def score_from_json(record: Mapping[str, Any], rollout: Rollout, *, reference: s
         answer=None if rollout.answer_texts is None else rollout.answer_texts[best],
         answer_ids=rollout.answers[best],
         reward=rollout.reward,
-        trunk_logprobs=trunk_logprobs,
+        written_logprobs=written_logprobs,
         model=reference,
         source=rollout.source,
         extra=rollout.extra,

@@ -100,10 +100,10 @@ def test_credit_by_hand(rollouts: list[Rollout]) -> None:
 
 
 def test_kl_to_the_reference_by_hand() -> None:
-    """Over written tokens only: entry i of the reference's is that of token i + 1; prompt and observation count not."""
+    """Over written tokens only: prompt and observation count not."""
     rollout = build_rollout("a", [([1, 2], [5])], [4], prompt=(7, 8), logprob=-0.5)
-    reference = np.array([-99, -0.75, -1.5, -99, -0.25], dtype=np.float32)  # of tokens 1..5
-    score = replace(build_score(rollout, [-1, -1, -1]), trunk_logprobs=reference)
+    reference = np.array([-0.75, -1.5, -0.25], dtype=np.float32)
+    score = replace(build_score(rollout, [-1, -1, -1]), written_logprobs=reference)
     assert reference_kl([rollout], [score]) == pytest.approx((0.25 + 1.0 - 0.25) / 3, abs=1e-12)
     assert reference_kl([rollout], [build_score(rollout, [-1, -1, -1])]) is None
     assert reference_kl([], []) is None

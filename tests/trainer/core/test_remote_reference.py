@@ -107,11 +107,12 @@ def test_scores_are_those_of_a_reference_here_bit_for_bit(
             assert mine.dtype == theirs.dtype == np.float32
             assert np.array_equal(mine, theirs)
         if kl:
-            assert score.trunk_logprobs is not None
-            assert other.trunk_logprobs is not None
-            assert np.array_equal(score.trunk_logprobs, other.trunk_logprobs)
+            assert score.written_logprobs is not None
+            assert other.written_logprobs is not None
+            assert len(score.written_logprobs) > 0
+            assert np.array_equal(score.written_logprobs, other.written_logprobs)
         else:
-            assert score.trunk_logprobs is other.trunk_logprobs is None
+            assert score.written_logprobs is other.written_logprobs is None
     assert [(e.kind, e.rollout_id, e.source, e.reason) for e in found.errors] == [
         (e.kind, e.rollout_id, e.source, e.reason) for e in wanted.errors
     ]
@@ -191,7 +192,7 @@ def test_no_server_is_named_and_waited_for_no_longer_than_asked(
         (lambda answer: answer | {"scores": [{"index": True}]}, "index: expected one of 0..2 once, got True"),
         (lambda answer: answer | {"scores": [s | {"alias": [5, 5, 5]} for s in answer["scores"]]}, "alias: expected"),
         (lambda answer: answer | {"scores": [s | {"mean_logprobs": []} for s in answer["scores"]]}, "mean_logprobs"),
-        (lambda answer: answer | {"scores": [s | {"trunk_logprobs": None} for s in answer["scores"]]}, "trunk_logp"),
+        (lambda answer: answer | {"scores": [s | {"written_logprobs": None} for s in answer["scores"]]}, "written_logp"),
         (lambda answer: {"reference": answer["reference"]}, "KeyError"),
         (lambda answer: [], "TypeError"),
     ],
@@ -244,7 +245,7 @@ def asked(url: str, method: str, path: str, body: bytes | None = None, **headers
         ("POST", "/score", b"[" * 100_000, 400, "nest"),
         ("POST", "/score", b"[]", 400, "expected an object with rollouts"),
         ("POST", "/score", b'{"rollouts": {}}', 400, "expected an object with rollouts"),
-        ("POST", "/score", b'{"rollouts": [], "trunk_logprobs": 1}', 400, "trunk_logprobs (a boolean)"),
+        ("POST", "/score", b'{"rollouts": [], "written_logprobs": 1}', 400, "written_logprobs (a boolean)"),
     ],
 )
 def test_what_is_no_request_is_refused_and_the_server_goes_on(
@@ -297,7 +298,7 @@ def test_the_command_serves_until_a_signal(base: str) -> None:
         with urllib.request.urlopen(line.split()[-1] + "/reference", timeout=30) as answer:
             about = json.load(answer)
         assert line.startswith(about["reference"])
-        assert (about["dtype"], about["alias"], about["protocol"]) == ("float32", "max", 1)
+        assert (about["dtype"], about["alias"], about["protocol"]) == ("float32", "max", 2)
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
