@@ -59,11 +59,13 @@ def trace(**credit: object) -> str:
     return f'{{name = "trace", credit = {{{settings}}}}}'
 
 
+# The paper's rule takes 0.05 of an answer token's weight, which is meant for long answers; here they are a few tokens.
+WHOLE_ANSWERS = '{name = "trace", advantage = {answer_tail = "off"}}'
 # With one update a step every ratio of new to old probability is 1, and GSPO's loss is GRPO's.
 TWO_UPDATES = ("training.global_batch=64",)
 VARIANTS = (
-    Variant("GRPO", '{name = "grpo"}', 3, ("algorithms",)),
-    Variant("TRACE", trace(), 3, ("algorithms", "forms", "horizons")),
+    Variant("GRPO", '{name = "grpo"}', 3, ("algorithms", "answers")),
+    Variant("TRACE", trace(), 3, ("algorithms", "forms", "horizons", "answers")),
     Variant("GSPO", '{name = "gspo"}', 1, ("algorithms",)),
     Variant("GiGPO", '{name = "gigpo"}', 1, ("algorithms",)),
     Variant("TRACE raw", trace(form="raw"), 1, ("forms",)),
@@ -71,6 +73,7 @@ VARIANTS = (
     Variant("TRACE K=0", trace(horizon=0), 1, ("horizons",)),
     Variant("TRACE K=1", trace(horizon=1), 1, ("horizons",)),
     Variant("TRACE K=8", trace(horizon=8), 1, ("horizons",)),
+    Variant("TRACE, whole answers", WHOLE_ANSWERS, 3, ("answers",)),
     Variant("GRPO, 2 updates", '{name = "grpo"}', 1, ("updates",), TWO_UPDATES),
     Variant("GSPO, 2 updates", '{name = "gspo"}', 1, ("updates",), TWO_UPDATES),
 )

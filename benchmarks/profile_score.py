@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(
             {
                 **about(torch.device("cpu")),
-                "model": scorer.model.spec.name,
+                "model": scorer.reference,
                 "dtype": options.dtype,
                 "rollout": f"{shape.turns} turns, {shape.tokens} tokens",
                 "seconds": seconds,
