@@ -60,7 +60,7 @@ def trace(**credit: object) -> str:
 
 
 # The paper's rule takes 0.05 of an answer token's weight, which is meant for long answers; here they are a few tokens.
-WHOLE_ANSWERS = '{name = "trace", advantage = {answer_tail = "off"}}'
+WHOLE_ANSWERS = '{name = "trace", advantage = {answer_tail = "constant", answer_tail_scale = 1.0}}'
 # With one update a step every ratio of new to old probability is 1, and GSPO's loss is GRPO's.
 TWO_UPDATES = ("training.global_batch=64",)
 VARIANTS = (

@@ -80,8 +80,8 @@ def caption(rows: Sequence[Row]) -> str:
     error = math.sqrt(best * (1 - best) / n)
     return (
         f"{first['steps']} steps of {first['rollouts_a_step']} rollouts and one update; '2 updates' takes the same "
-        "rollouts in two halves; 'whole answers' gives answer tokens the whole outcome advantage (answer_tail = 'off') "
-        f"instead of 0.05 of it. Success: of one sampled rollout on each of "
+        "rollouts in two halves; 'whole answers' gives answer tokens the whole outcome advantage instead of about 0.05 "
+        f"of it. Success: of one sampled rollout on each of "
         f"{n} held-out questions ({' / '.join(map(str, by_hops.values()))} of {' / '.join(by_hops)} hops); the "
         f"standard error of one evaluation is up to {error:.3f}. Final: the mean of the last two evaluations. "
         "Seeds are of training, all from one base policy and world. Steps to GRPO's final: the first of two "

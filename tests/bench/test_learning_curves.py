@@ -126,7 +126,7 @@ def test_new_rows_replace_their_own_and_no_others(curves: ModuleType, tables: Mo
     ]
     tables.write_results(tmp_path)
     drawn = sorted(path.name for path in tmp_path.glob("*.svg"))
-    assert drawn == ["learning_curves_algorithms.svg", "learning_curves_forms.svg"]
+    assert drawn == [f"learning_curves_{figure}.svg" for figure in ("algorithms", "answers", "forms")]
     assert (tmp_path / tables.TABLE).read_text() == tables.table(written)
 
 
@@ -139,6 +139,12 @@ def test_options_that_cannot_be_are_refused_before_anything_runs(
     assert caught.value.code == 2
     assert options[1] in capsys.readouterr().err
     assert not any(tmp_path.iterdir())
+
+
+def test_whole_answers_have_the_weight_of_grpo(curves: ModuleType, tmp_path: Path) -> None:
+    (variant,) = (v for v in curves.VARIANTS if v.name == "TRACE, whole answers")
+    advantage = curves.Job(variant, 0, tmp_path, 40).config().algorithm.advantage
+    assert (advantage.answer_tail, advantage.answer_tail_scale, advantage.alpha_out) == ("constant", 1.0, 1.0)
 
 
 def test_two_updates_halve_the_batch_and_change_nothing_else(curves: ModuleType, tmp_path: Path) -> None:
