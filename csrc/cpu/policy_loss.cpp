@@ -20,6 +20,12 @@ constexpr int kLanes = 32;         // running sums, so that the loop over them i
 
 struct Batch {
   double log_ratio[kBatch], log_tis[kBatch], advantage[kBatch], weight[kBatch], trained[kBatch], grad[kBatch];
+  double ratio[kBatch];  // of a sequence, where there is one ratio a rollout
+};
+
+// Log ratio of a rollout, and its exponential.
+struct SequenceRatio {
+  double log_ratio, ratio;
 };
 
 struct Lanes {
@@ -52,8 +58,8 @@ TRACE_FAST_INLINE double kept(double x, unsigned char mask) {
 
 // Reads `n` tokens from `begin` on, all of one rollout, to place `at` of the batch. A masked token becomes zeros.
 template <class T>
-TRACE_FAST_INLINE void gather(const PolicyLossArgs<T>& a, const double* log_ratio_R, int64_t r, int64_t begin, int n,
-                              int at, Batch& b) {
+TRACE_FAST_INLINE void gather(const PolicyLossArgs<T>& a, const SequenceRatio* sequence_R, int64_t r, int64_t begin,
+                              int n, int at, Batch& b) {
   const auto* mask = reinterpret_cast<const unsigned char*>(a.mask_N + begin);  // 0 or 1
   const T *logprob = a.logprobs_N + begin, *old = a.old_logprobs_N + begin, *advantage = a.advantages_N + begin;
   for (int i = 0; i < n; ++i) {
@@ -68,14 +74,18 @@ TRACE_FAST_INLINE void gather(const PolicyLossArgs<T>& a, const double* log_rati
       b.log_tis[at + i] = kept(static_cast<double>(old[i]) - static_cast<double>(sampler[i]), mask[i]);
     }
   }
-  if (log_ratio_R != nullptr) {
-    // An own number that is not finite must still be found out.
-    for (int i = 0; i < n; ++i) b.log_ratio[at + i] = b.trained[at + i] * log_ratio_R[r] + 0.0 * b.log_ratio[at + i];
+  if (sequence_R != nullptr) {
+    const SequenceRatio sequence = sequence_R[r];
+    for (int i = 0; i < n; ++i) {
+      // An own number that is not finite must still be found out.
+      b.log_ratio[at + i] = b.trained[at + i] * sequence.log_ratio + 0.0 * b.log_ratio[at + i];
+      b.ratio[at + i] = sequence.ratio;
+    }
   }
 }
 
 // One batch of `n` tokens, n a multiple of kLanes: gradient of each, and the running sums.
-template <bool with_tis>
+template <bool with_tis, bool with_ratio>
 TRACE_FAST_INLINE void evaluate(Batch& b, int n, double clip_low, double clip_high, double max_log_ratio,
                                 double tis_cap, Lanes& sums) {
   const double low = 1.0 - clip_low, high = 1.0 + clip_high;
@@ -84,7 +94,7 @@ TRACE_FAST_INLINE void evaluate(Batch& b, int n, double clip_low, double clip_hi
       const int i = from + lane;
       const double trained = b.trained[i], advantage = b.advantage[i], raw = b.log_ratio[i];
       const double log_ratio = raw > max_log_ratio ? max_log_ratio : raw;
-      const double ratio = exp_clamped(log_ratio);
+      const double ratio = with_ratio ? b.ratio[i] : exp_clamped(log_ratio);
       const double kl = (ratio - 1.0) - log_ratio;
       const double above_low = ratio < low ? low : ratio;
       const double clipped = above_low > high ? high : above_low;
@@ -117,6 +127,16 @@ TRACE_FAST_INLINE void evaluate(Batch& b, int n, double clip_low, double clip_hi
   }
 }
 
+// Direct calls: through a pointer the loop would be compiled for the baseline.
+template <bool with_tis, class T>
+TRACE_FAST_INLINE void evaluate_tokens(const PolicyLossArgs<T>& a, bool with_ratio, Batch& b, int n, Lanes& sums) {
+  if (with_ratio) {
+    evaluate<with_tis, true>(b, n, a.clip_low, a.clip_high, a.max_log_ratio, a.tis_cap, sums);
+  } else {
+    evaluate<with_tis, false>(b, n, a.clip_low, a.clip_high, a.max_log_ratio, a.tis_cap, sums);
+  }
+}
+
 TRACE_FAST_INLINE int bin_of(double log_ratio) {
   const auto size = static_cast<float>(std::fabs(log_ratio));
   std::uint32_t bits;
@@ -128,8 +148,8 @@ TRACE_FAST_INLINE int bin_of(double log_ratio) {
 
 // Tokens [begin, end): their gradients, their sums into `out`, their log ratios into `histogram`.
 template <class T>
-TRACE_FAST_INLINE void token_block(const PolicyLossArgs<T>& a, const double* log_ratio_R, int64_t begin, int64_t end,
-                                   Batch& b, int64_t* histogram, double* out) {
+TRACE_FAST_INLINE void token_block(const PolicyLossArgs<T>& a, const SequenceRatio* sequence_R, int64_t begin,
+                                   int64_t end, Batch& b, int64_t* histogram, double* out) {
   Lanes sums{};
   std::fill(sums.least, sums.least + kLanes, std::numeric_limits<double>::infinity());
   std::fill(sums.most, sums.most + kLanes, -std::numeric_limits<double>::infinity());
@@ -139,20 +159,28 @@ TRACE_FAST_INLINE void token_block(const PolicyLossArgs<T>& a, const double* log
     for (int at = 0; at < n;) {
       while (a.cu_tokens_R1[r + 1] <= batch + at) ++r;
       const int piece = static_cast<int>(std::min<int64_t>(n - at, a.cu_tokens_R1[r + 1] - (batch + at)));
-      gather(a, log_ratio_R, r, batch + at, piece, at, b);
+      gather(a, sequence_R, r, batch + at, piece, at, b);
+      if (sequence_R != nullptr) {  // all in one bin
+        int64_t trained = 0;
+        for (int i = 0; i < piece; ++i) trained += a.mask_N[batch + at + i];
+        histogram[bin_of(sequence_R[r].log_ratio)] += trained;
+      }
       at += piece;
     }
     const int padded = (n + kLanes - 1) / kLanes * kLanes;
     for (int i = n; i < padded; ++i) {
       b.log_ratio[i] = b.log_tis[i] = b.advantage[i] = b.weight[i] = b.trained[i] = 0.0;
+      b.ratio[i] = 1.0;
     }
     if (a.sampler_logprobs_N != nullptr) {
-      evaluate<true>(b, padded, a.clip_low, a.clip_high, a.max_log_ratio, a.tis_cap, sums);
+      evaluate_tokens<true>(a, sequence_R != nullptr, b, padded, sums);
     } else {
-      evaluate<false>(b, padded, a.clip_low, a.clip_high, a.max_log_ratio, a.tis_cap, sums);
+      evaluate_tokens<false>(a, sequence_R != nullptr, b, padded, sums);
+    }
+    if (sequence_R == nullptr) {
+      for (int i = 0; i < n; ++i) histogram[bin_of(b.log_ratio[i])] += b.trained[i] > 0.0;
     }
     for (int i = 0; i < n; ++i) a.grads_N[batch + i] = static_cast<T>(b.grad[i]);
-    for (int i = 0; i < n; ++i) histogram[bin_of(b.log_ratio[i])] += b.trained[i] > 0.0;
   }
   double broken = 0.0;
   std::fill(out, out + kSums, 0.0);
@@ -173,53 +201,78 @@ TRACE_FAST_INLINE void token_block(const PolicyLossArgs<T>& a, const double* log
   if (!(broken == 0.0)) out[kLoss] = std::numeric_limits<double>::quiet_NaN();
 }
 
+// Mean log ratio over a rollout's trained tokens, summed in eight interleaved parts.
 template <class T>
-using BlockFunction = void (*)(const PolicyLossArgs<T>&, const double*, int64_t, int64_t, Batch&, int64_t*, double*);
-
-template <class T>
-void block_baseline(const PolicyLossArgs<T>& a, const double* log_ratio_R, int64_t begin, int64_t end, Batch& b,
-                    int64_t* histogram, double* out) {
-  token_block(a, log_ratio_R, begin, end, b, histogram, out);
-}
-
-#if defined(TRACE_FAST_TARGETS)
-template <class T>
-TRACE_FAST_AVX2 void block_avx2(const PolicyLossArgs<T>& a, const double* log_ratio_R, int64_t begin, int64_t end,
-                                Batch& b, int64_t* histogram, double* out) {
-  token_block(a, log_ratio_R, begin, end, b, histogram, out);
-}
-
-template <class T>
-TRACE_FAST_AVX512 void block_avx512(const PolicyLossArgs<T>& a, const double* log_ratio_R, int64_t begin, int64_t end,
-                                    Batch& b, int64_t* histogram, double* out) {
-  token_block(a, log_ratio_R, begin, end, b, histogram, out);
-}
-#endif
-
-template <class T>
-BlockFunction<T> block_function(const std::string& kernel) {
-#if defined(TRACE_FAST_TARGETS)
-  if (kernel == "avx512") return &block_avx512<T>;
-  if (kernel == "avx2") return &block_avx2<T>;
-#endif
-  return &block_baseline<T>;
-}
-
-// Mean log ratio over each rollout's trained tokens, summed in eight interleaved parts.
-template <class T>
-std::vector<double> sequence_log_ratios(const PolicyLossArgs<T>& a) {
-  std::vector<double> log_ratio_R(static_cast<std::size_t>(a.n_rollouts), 0.0);
-  parallel_for(a.n_rollouts, a.n_threads, [&](int64_t r, int) {
-    double part[8] = {};
-    for (int64_t i = a.cu_tokens_R1[r]; i < a.cu_tokens_R1[r + 1]; ++i) {
-      const double difference = static_cast<double>(a.logprobs_N[i]) - static_cast<double>(a.old_logprobs_N[i]);
-      part[(i - a.cu_tokens_R1[r]) % 8] += a.mask_N[i] ? difference : 0.0;
+TRACE_FAST_INLINE SequenceRatio sequence_ratio(const PolicyLossArgs<T>& a, int64_t r) {
+  constexpr int kParts = 8;
+  const int64_t begin = a.cu_tokens_R1[r], n = a.cu_tokens_R1[r + 1] - begin;
+  const auto* mask = reinterpret_cast<const unsigned char*>(a.mask_N + begin);
+  const T *logprob = a.logprobs_N + begin, *old = a.old_logprobs_N + begin;
+  double part[kParts] = {};
+  int64_t i = 0;
+  for (; i + kParts <= n; i += kParts) {
+    for (int p = 0; p < kParts; ++p) {
+      part[p] += kept(static_cast<double>(logprob[i + p]) - static_cast<double>(old[i + p]), mask[i + p]);
     }
-    double total = 0.0;
-    for (double sum : part) total += sum;
-    log_ratio_R[r] = total / static_cast<double>(std::max<int64_t>(a.n_tokens_R[r], 1));
-  });
-  return log_ratio_R;
+  }
+  for (int p = 0; i + p < n; ++p) {
+    part[p] += kept(static_cast<double>(logprob[i + p]) - static_cast<double>(old[i + p]), mask[i + p]);
+  }
+  double total = 0.0;
+  for (double sum : part) total += sum;
+  const double log_ratio = total / static_cast<double>(std::max<int64_t>(a.n_tokens_R[r], 1));
+  return {log_ratio, exp_clamped(log_ratio > a.max_log_ratio ? a.max_log_ratio : log_ratio)};
+}
+
+// What is compiled once an instruction set.
+template <class T>
+struct Functions {
+  void (*block)(const PolicyLossArgs<T>&, const SequenceRatio*, int64_t, int64_t, Batch&, int64_t*, double*);
+  SequenceRatio (*sequence)(const PolicyLossArgs<T>&, int64_t);
+};
+
+template <class T>
+void block_baseline(const PolicyLossArgs<T>& a, const SequenceRatio* sequence_R, int64_t begin, int64_t end, Batch& b,
+                    int64_t* histogram, double* out) {
+  token_block(a, sequence_R, begin, end, b, histogram, out);
+}
+
+template <class T>
+SequenceRatio sequence_baseline(const PolicyLossArgs<T>& a, int64_t r) {
+  return sequence_ratio(a, r);
+}
+
+#if defined(TRACE_FAST_TARGETS)
+template <class T>
+TRACE_FAST_AVX2 void block_avx2(const PolicyLossArgs<T>& a, const SequenceRatio* sequence_R, int64_t begin, int64_t end,
+                                Batch& b, int64_t* histogram, double* out) {
+  token_block(a, sequence_R, begin, end, b, histogram, out);
+}
+
+template <class T>
+TRACE_FAST_AVX2 SequenceRatio sequence_avx2(const PolicyLossArgs<T>& a, int64_t r) {
+  return sequence_ratio(a, r);
+}
+
+template <class T>
+TRACE_FAST_AVX512 void block_avx512(const PolicyLossArgs<T>& a, const SequenceRatio* sequence_R, int64_t begin,
+                                    int64_t end, Batch& b, int64_t* histogram, double* out) {
+  token_block(a, sequence_R, begin, end, b, histogram, out);
+}
+
+template <class T>
+TRACE_FAST_AVX512 SequenceRatio sequence_avx512(const PolicyLossArgs<T>& a, int64_t r) {
+  return sequence_ratio(a, r);
+}
+#endif
+
+template <class T>
+Functions<T> functions_of(const std::string& kernel) {
+#if defined(TRACE_FAST_TARGETS)
+  if (kernel == "avx512") return {&block_avx512<T>, &sequence_avx512<T>};
+  if (kernel == "avx2") return {&block_avx2<T>, &sequence_avx2<T>};
+#endif
+  return {&block_baseline<T>, &sequence_baseline<T>};
 }
 
 }  // namespace
@@ -241,16 +294,20 @@ void count_tokens(const bool* mask_N, int64_t n_tokens, const int64_t* cu_tokens
 template <class T>
 void policy_loss(const PolicyLossArgs<T>& a, const std::string& kernel) {
   check_offsets("cu_tokens_R1", a.cu_tokens_R1, a.n_rollouts, a.n_tokens, "mask_N");
-  const std::vector<double> log_ratio_R = a.sequence_ratio ? sequence_log_ratios(a) : std::vector<double>();
+  const Functions<T> functions = functions_of<T>(kernel);
+  std::vector<SequenceRatio> sequence_R(a.sequence_ratio ? static_cast<std::size_t>(a.n_rollouts) : 0);
+  parallel_for(static_cast<int64_t>(sequence_R.size()), a.n_threads, [&](int64_t r, int) {
+    sequence_R[static_cast<std::size_t>(r)] = functions.sequence(a, r);
+  });
   const int64_t n_blocks = (a.n_tokens + kBlock - 1) / kBlock;
   const int n_threads = static_cast<int>(std::min<int64_t>(std::max(a.n_threads, 1), std::max<int64_t>(n_blocks, 1)));
   std::vector<Batch> batches(static_cast<std::size_t>(n_threads));
   std::vector<int64_t> histograms(static_cast<std::size_t>(n_threads) * kLogRatioBins, 0);
   std::vector<double> parts(static_cast<std::size_t>(n_blocks) * kSums);
-  const BlockFunction<T> run = block_function<T>(kernel);
   parallel_for(n_blocks, n_threads, [&](int64_t block, int thread) {
-    run(a, a.sequence_ratio ? log_ratio_R.data() : nullptr, block * kBlock, std::min(a.n_tokens, (block + 1) * kBlock),
-        batches[thread], histograms.data() + thread * kLogRatioBins, parts.data() + block * kSums);
+    functions.block(a, a.sequence_ratio ? sequence_R.data() : nullptr, block * kBlock,
+                    std::min(a.n_tokens, (block + 1) * kBlock), batches[thread],
+                    histograms.data() + thread * kLogRatioBins, parts.data() + block * kSums);
   });
 
   std::fill(a.sums, a.sums + kSums, 0.0);

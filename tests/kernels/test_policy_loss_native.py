@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -78,6 +79,28 @@ def test_any_threads_and_instruction_set_give_the_same_bits_and_leave_no_entry_u
     assert all(tensor.isfinite().all() for tensor in results[0])
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("kernel", kernels() or ["baseline"])
+def test_a_sequence_ratio_is_that_of_tokens_which_all_have_its_log_ratio(kernel: str) -> None:
+    """Rollouts over several blocks, within one, and of no trained token; the old log-probabilities are 0, so that no
+    difference rounds: the same bits of gradients, sums and bins."""
+    problem = batch(torch.float64, [20_000, 3, 700, 40_001, 1, 9], spread=0.3)
+    problem.mask_N[-9:] = False
+    problem.old_logprobs_N = torch.zeros_like(problem.old_logprobs_N)
+    sequences = raw_tensors(problem)
+    native.module().policy_loss(sequences, SETTINGS | {"sequence_ratio": True}, 2, kernel)
+    tokens = raw_tensors(problem)
+    tokens["logprobs_N"] = problem.logprobs_N.clone()
+    for begin, end in itertools.pairwise(problem.cu_tokens_R1.tolist()):
+        trained = problem.logprobs_N[begin:end].where(problem.mask_N[begin:end], 0.0)
+        parts = [trained[part::8].cumsum(0)[-1:].sum() for part in range(8)]  # summed as the op does, in eight parts
+        total = sum(map(float, parts))
+        tokens["logprobs_N"][begin:end] = total / max(int(problem.mask_N[begin:end].sum()), 1)
+    native.module().policy_loss(tokens, SETTINGS, 2, kernel)
+    for name in ("grads_N", "sums", "histogram"):
+        assert torch.equal(sequences[name], tokens[name]), name
+    assert int(sequences["histogram"].sum()) == int(problem.mask_N.sum())
 
 
 def test_bins_hold_the_log_ratios_they_say() -> None:
