@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 
+#include "cpu/amx_permission.h"
 #include "cpu/parallel.h"
 #include "cpu/prefix_attention_kernel.h"
 
@@ -26,15 +27,33 @@ std::int64_t aligned(std::int64_t bytes) {
 }
 
 Memory allocate(std::int64_t bytes) {
-  return Memory(static_cast<char*>(std::aligned_alloc(kAlignment, static_cast<std::size_t>(aligned(std::max<std::int64_t>(bytes, 1))))));
+  const auto size = static_cast<std::size_t>(aligned(std::max<std::int64_t>(bytes, 1)));
+  return Memory(static_cast<char*>(std::aligned_alloc(kAlignment, size)));
 }
+
+#if defined(TRACE_FAST_EMULATE_AMX)
+bool has_amx(const CpuFeatures&) {
+  static const bool works = amx_multiplies_bf16();
+  return works;
+}
+#elif defined(TRACE_FAST_AMX_KERNEL)
+// Leave for the tiles is asked for once a process, and a chip that does not multiply as expected is not used.
+bool has_amx(const CpuFeatures& f) {
+  if (!f.amx_tile || !f.amx_bf16) return false;
+  static const bool works = request_amx_tiles() && amx_multiplies_bf16();
+  return works;
+}
+#endif
 
 bool runs(const AttentionKernel& kernel, const CpuFeatures& f, AttentionDtype dtype) {
 #if defined(TRACE_FAST_X86_KERNELS)
-  if (&kernel == &kAvx512Bf16Attention) {
-    return dtype == AttentionDtype::kBfloat16 && f.avx512_bf16 && f.avx512bw && f.avx512dq && f.avx512vl;
-  }
-  if (&kernel == &kAvx512Attention) return f.avx512f && f.avx512bw && f.avx512dq && f.avx512vl;
+  const bool avx512 = f.avx512f && f.avx512bw && f.avx512dq && f.avx512vl;
+  const bool avx512_bf16 = avx512 && f.avx512_bf16 && dtype == AttentionDtype::kBfloat16;
+#if defined(TRACE_FAST_AMX_KERNEL)
+  if (&kernel == &kAmxBf16Attention) return avx512_bf16 && has_amx(f);
+#endif
+  if (&kernel == &kAvx512Bf16Attention) return avx512_bf16;
+  if (&kernel == &kAvx512Attention) return avx512;
   if (&kernel == &kAvx2Attention) return f.avx2 && f.fma && f.f16c;
 #else
   (void)f;
@@ -45,6 +64,9 @@ bool runs(const AttentionKernel& kernel, const CpuFeatures& f, AttentionDtype dt
 
 std::vector<const AttentionKernel*> all_kernels() {
   return {
+#if defined(TRACE_FAST_AMX_KERNEL)
+      &kAmxBf16Attention,
+#endif
 #if defined(TRACE_FAST_X86_KERNELS)
       &kAvx512Bf16Attention, &kAvx512Attention, &kAvx2Attention,
 #endif

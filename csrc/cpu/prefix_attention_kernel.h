@@ -36,5 +36,10 @@ extern const AttentionKernel kAvx2Attention;
 extern const AttentionKernel kAvx512Attention;
 extern const AttentionKernel kAvx512Bf16Attention;
 #endif
+#if defined(TRACE_FAST_AMX_KERNEL)
+extern const AttentionKernel kAmxBf16Attention;
+// Whether this processor's tiles give a known product exactly. Only with leave to use them (cpu/amx_permission.h).
+bool amx_multiplies_bf16();
+#endif
 
 }  // namespace trace_fast

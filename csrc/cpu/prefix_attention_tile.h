@@ -1,4 +1,5 @@
-// One tile of prefix_attention, for any vector engine: included by one file an instruction set, never twice in one.
+// One tile of prefix_attention, for any vector engine E and any matrix products P (P::score, P::weigh): included by one
+// file an instruction set, never twice in one.
 //
 // A tile is a run of query rows of one span, times the query heads of one key head, folded: folded row = token * group
 // + head in group. For every block of keys and every few folded rows: scores = q k^T (a small matrix product), running
@@ -6,7 +7,7 @@
 //
 // Packed layouts, S = Engine::kStep elements that one product step takes:
 //   keys    [dim / S][kKeyBlock][S]       values  [kKeyBlock / S][padded value dim][S]       queries [row][dim]
-// Dims are padded with zeros to a multiple of S, value dims to a multiple of kPadColumns.
+// Dims are padded with zeros to a multiple of P::kDimPad, value dims to one of P::kColumnPad.
 //
 // No standard library here: an inline function compiled with these flags could be linked into code that runs elsewhere.
 #pragma once
@@ -15,18 +16,16 @@
 
 #include "cpu/half_floats.h"
 #include "cpu/prefix_attention_kernel.h"
+#include "cpu/prefix_attention_products.h"
 
 namespace trace_fast {
 namespace {
 
-constexpr int kPadColumns = 16;
-constexpr std::int64_t kDimPart = 128;
-constexpr int kGroupRows = 6;  // folded rows that go through scores, softmax and product together
 constexpr float kHidden = -0x1p+100f;  // score of a hidden key: finite, so that no difference of two is NaN
 constexpr float kNothingSeen = -0x1p+60f;  // a largest exponent below this is of hidden keys only
 constexpr double kLog2E = 1.44269504088896340736;
 
-inline std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+constexpr std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
 inline float load_element(AttentionDtype dtype, const void* data, std::int64_t i) {
   switch (dtype) {
@@ -45,25 +44,27 @@ inline void store_element(AttentionDtype dtype, void* data, std::int64_t i, floa
   }
 }
 
-template <class E>
+template <class E, class P>
 struct TileKernel {
   using Element = typename E::Element;
   using Vec = typename E::Vec;
   static constexpr int kScoreVectors = kKeyBlock / E::kLanes;
+  static constexpr int kGroupRows = P::kGroupRows;
 
   struct Sizes {
     std::int64_t dim, value_dim;       // padded
     std::int64_t key_elements, value_elements;  // of a packed block
     explicit Sizes(const PrefixAttentionArgs& a)
-        : dim(round_up(a.dim, E::kStep)),
-          value_dim(round_up(a.value_dim, kPadColumns)),
+        : dim(round_up(a.dim, P::kDimPad)),
+          value_dim(round_up(a.value_dim, P::kColumnPad)),
           key_elements(dim * kKeyBlock),
           value_elements(value_dim * kKeyBlock) {}
   };
 
   static std::int64_t block_bytes(const PrefixAttentionArgs& a) {
     const Sizes s(a);
-    return round_up(s.key_elements * sizeof(Element), 64) + s.value_elements * static_cast<std::int64_t>(sizeof(Element));
+    constexpr std::int64_t kBytes = sizeof(Element);
+    return round_up(s.key_elements * kBytes, 64) + s.value_elements * kBytes;
   }
 
   // Pieces of a thread's scratch; `base` null: only their size.
@@ -124,88 +125,17 @@ struct TileKernel {
     packed.broken[block] = !finite;
   }
 
-  // acc[r][v] += sum over steps of a[r] b[v]: kRows rows of a (`a_stride` elements apart), kVectors vectors of b.
-  template <int kRows, int kVectors>
-  static inline __attribute__((always_inline)) void product(Vec (&acc)[kRows][kVectors], const Element* a,
-                                                            std::int64_t a_stride, const Element* b,
-                                                            std::int64_t b_stride, std::int64_t steps) {
-    for (std::int64_t i = 0; i < steps; ++i) {
-      typename E::Operand columns[kVectors];
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) columns[v] = E::load_operand(b + i * b_stride + v * E::kLanes * E::kStep);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const typename E::Operand row = E::broadcast_operand(a + r * a_stride + i * E::kStep);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) acc[r][v] = E::multiply_add(acc[r][v], row, columns[v]);
-      }
-    }
-  }
-
-  // Dims are summed in parts of kDimPart: shorter chains of additions lose less.
-  template <int kRows>
-  static void score(const Sizes& s, const Element* queries, const Element* keys, float* scores) {
-    for (std::int64_t dim = 0; dim < s.dim; dim += kDimPart) {
-      const std::int64_t steps = (s.dim - dim < kDimPart ? s.dim - dim : kDimPart) / E::kStep;
-      for (int first = 0; first < kScoreVectors; first += E::kColumns) {
-        Vec acc[kRows][E::kColumns] = {};
-        product<kRows, E::kColumns>(acc, queries + dim, s.dim, keys + dim * kKeyBlock + first * E::kLanes * E::kStep,
-                                    kKeyBlock * E::kStep, steps);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-          for (int v = 0; v < E::kColumns; ++v) {
-            float* to = scores + r * kKeyBlock + (first + v) * E::kLanes;
-            E::store(to, dim == 0 ? acc[r][v] : E::load(to) + acc[r][v]);
-          }
-        }
-      }
-    }
-  }
-
-  template <int kRows, int kVectors>
-  static void weigh_columns(const Sizes& s, const Element* weights, const Element* values, const float* decay,
-                            float* out, std::int64_t column) {
-    Vec acc[kRows][kVectors];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        acc[r][v] = E::load(out + r * s.value_dim + column + v * E::kLanes) * E::all(decay[r]);
-      }
-    }
-    product<kRows, kVectors>(acc, weights, kKeyBlock, values + column * E::kStep, s.value_dim * E::kStep,
-                             kKeyBlock / E::kStep);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) E::store(out + r * s.value_dim + column + v * E::kLanes, acc[r][v]);
-    }
-  }
-
-  // out = out * decay + weights * values, a row each.
-  template <int kRows>
-  static void weigh(const Sizes& s, const Element* weights, const Element* values, const float* decay, float* out) {
-    constexpr int kWide = E::kColumns * E::kLanes;
-    std::int64_t column = 0;
-    for (; column + kWide <= s.value_dim; column += kWide) {
-      weigh_columns<kRows, E::kColumns>(s, weights, values, decay, out, column);
-    }
-    for (; column < s.value_dim; column += E::kLanes) {
-      weigh_columns<kRows, 1>(s, weights, values, decay, out, column);
-    }
-  }
-
-  // Running softmax of kRows rows over one block: `scores` become weights. decay: what earlier sums are multiplied by.
-  // Scaling is fused into the exponent, after the largest score was sought, unless a cap or the scale's sign forbids it;
-  // never because of what the row's neighbours see: a row's arithmetic is its own.
-  template <int kRows>
-  static void soften(const PrefixAttentionArgs& a, float* scores, bool whole, const std::int64_t* low,
+  // Running softmax of some rows over one block: `scores` become weights. decay: what earlier sums are multiplied by.
+  // Scaling is fused into the exponent, after the largest score was sought, unless a cap or the scale's sign forbids
+  // it; never because of what the row's neighbours see: a row's arithmetic is its own.
+  template <class Rows>
+  static void soften(Rows rows, const PrefixAttentionArgs& a, float* scores, bool whole, const std::int64_t* low,
                      const std::int64_t* high, Element* weights, float* peak, float* total, float* decay) {
     const bool scaled = a.softcap > 0 || a.scale <= 0;
     const Vec factor = E::all(scaled ? 1.0f : static_cast<float>(a.scale * kLog2E));
-    float change[16] = {}, base[16] = {};
-    for (int r = 0; r < kRows; ++r) {
+    constexpr int kPadded = round_up(kGroupRows, 16);  // whole vectors
+    float change[kPadded] = {}, base[kPadded] = {};
+    for (int r = 0; r < rows; ++r) {
       float* row = scores + r * kKeyBlock;
       if (scaled) scale_scores(a, row);
       if (!whole) hide(row, low[r], high[r]);
@@ -218,8 +148,8 @@ struct TileKernel {
       peak[r] = base[r];
       if (base[r] < kNothingSeen) base[r] = 0;
     }
-    for (int i = 0; i < 16; i += E::kLanes) E::store(change + i, E::exp2(E::load(change + i)));
-    for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kPadded; i += E::kLanes) E::store(change + i, E::exp2(E::load(change + i)));
+    for (int r = 0; r < rows; ++r) {
       const float* row = scores + r * kKeyBlock;
       const Vec shift = E::all(base[r]);
       Vec x[kScoreVectors];
@@ -257,7 +187,8 @@ struct TileKernel {
 
   // The rows of `weights` see different keys, and a value that is not finite would reach those that do not see it.
   static void weigh_broken(const Sizes& s, int rows, const std::int64_t* low, const std::int64_t* high,
-                           const Element* weights, const Element* values, const float* decay, Element* copy, float* out) {
+                           const Element* weights, const Element* values, const float* decay, Element* copy,
+                           float* out) {
     for (int r = 0; r < rows; ++r) {
       for (int i = 0; i < kKeyBlock; ++i) {
         const bool seen = i >= low[r] && i <= high[r];
@@ -266,17 +197,17 @@ struct TileKernel {
           copy[at] = seen ? values[at] : Element{};
         }
       }
-      weigh<1>(s, weights + r * kKeyBlock, copy, decay + r, out + r * s.value_dim);
+      P::weigh_alone(s.value_dim, weights + r * kKeyBlock, copy, decay[r], out + r * s.value_dim);
     }
   }
 
-  template <int kRows>
-  static void step(const PrefixAttentionArgs& a, const Sizes& s, const Scratch& w, std::int64_t first_row,
+  template <class Rows>
+  static void step(Rows rows, const PrefixAttentionArgs& a, const Sizes& s, const Scratch& w, std::int64_t first_row,
                    std::int64_t first_key, const std::int64_t* depths, const Element* keys, const Element* values,
                    bool broken) {
-    std::int64_t low[kRows], high[kRows];
+    std::int64_t low[kGroupRows], high[kGroupRows];
     bool any = false, whole = true;
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < rows; ++r) {
       low[r] = a.window > 0 ? depths[r] - a.window + 1 - first_key : 0;
       if (low[r] < 0) low[r] = 0;
       high[r] = depths[r] - first_key;
@@ -285,15 +216,20 @@ struct TileKernel {
       whole &= low[r] == 0 && high[r] == kKeyBlock - 1;
     }
     if (!any) return;
-    score<kRows>(s, w.queries + first_row * s.dim, keys, w.scores);
-    float decay[kRows];
-    soften<kRows>(a, w.scores, whole, low, high, w.weights, w.peak + first_row, w.total + first_row * E::kLanes, decay);
+    P::score(rows, s.dim, w.queries + first_row * s.dim, keys, w.scores);
+    float decay[kGroupRows];
+    soften(rows, a, w.scores, whole, low, high, w.weights, w.peak + first_row, w.total + first_row * E::kLanes, decay);
     float* out = w.out + first_row * s.value_dim;
     if (broken) {
-      weigh_broken(s, kRows, low, high, w.weights, values, decay, w.values, out);
+      weigh_broken(s, rows, low, high, w.weights, values, decay, w.values, out);
     } else {
-      weigh<kRows>(s, w.weights, values, decay, out);
+      P::weigh(rows, s.value_dim, w.weights, values, decay, out);
     }
+  }
+
+  template <class T>
+  static void clear(T* numbers, std::int64_t count) {
+    __builtin_memset(numbers, 0, static_cast<std::size_t>(count) * sizeof(T));
   }
 
   static void run(const PrefixAttentionArgs& a, std::int64_t kv_head, const AttentionTile& tile,
@@ -310,8 +246,14 @@ struct TileKernel {
       }
       w.peak[r] = kHidden;
     }
-    __builtin_memset(w.out, 0, static_cast<std::size_t>(rows * s.value_dim) * sizeof(float));
-    __builtin_memset(w.total, 0, static_cast<std::size_t>(rows * E::kLanes) * sizeof(float));
+    // Rows that fill the last ones up take part in the products alone, where no row touches another.
+    const std::int64_t padded = round_up(rows, P::kRowPad);
+    if (padded > rows) {
+      clear(w.queries + rows * s.dim, (padded - rows) * s.dim);
+      clear(w.weights, kGroupRows * kKeyBlock);
+    }
+    clear(w.out, padded * s.value_dim);
+    clear(w.total, rows * E::kLanes);
 
     const std::int64_t last = (tile.depth + tile.count - 1) / kKeyBlock;
     const std::int64_t lowest = a.window > 0 ? tile.depth - a.window + 1 : 0;
@@ -324,15 +266,9 @@ struct TileKernel {
         std::int64_t depths[kGroupRows];
         const std::int64_t count = rows - first < kGroupRows ? rows - first : kGroupRows;
         for (std::int64_t r = 0; r < count; ++r) depths[r] = tile.depth + (first + r) / group;
-        switch (count) {
-          case 6: step<6>(a, s, w, first, j * kKeyBlock, depths, keys, values, broken); break;
-          case 5: step<5>(a, s, w, first, j * kKeyBlock, depths, keys, values, broken); break;
-          case 4: step<4>(a, s, w, first, j * kKeyBlock, depths, keys, values, broken); break;
-          case 3: step<3>(a, s, w, first, j * kKeyBlock, depths, keys, values, broken); break;
-          case 2: step<2>(a, s, w, first, j * kKeyBlock, depths, keys, values, broken); break;
-          case 1: step<1>(a, s, w, first, j * kKeyBlock, depths, keys, values, broken); break;
-          default: break;
-        }
+        P::with_rows(count, [&](auto known) {
+          step(known, a, s, w, first, j * kKeyBlock, depths, keys, values, broken);
+        });
       }
     }
     finish(a, s, w, kv_head, tile, rows, group);
@@ -364,7 +300,8 @@ struct TileKernel {
 
 template <class E>
 constexpr AttentionKernel kernel_of(const char* name) {
-  return {name, &TileKernel<E>::block_bytes, &TileKernel<E>::scratch_bytes, &TileKernel<E>::pack, &TileKernel<E>::run};
+  using Kernel = TileKernel<E, VectorProducts<E>>;
+  return {name, &Kernel::block_bytes, &Kernel::scratch_bytes, &Kernel::pack, &Kernel::run};
 }
 
 }  // namespace

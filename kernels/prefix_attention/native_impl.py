@@ -3,7 +3,7 @@
 Differentiable (``native_backward``: torch's matrix products). A row's result depends on its own path alone, bit for
 bit, whatever it is packed with and however many threads there are (``torch.get_num_threads()`` of them are used).
 float32 and float16 are computed in float32; bfloat16 has products in bfloat16 and sums in float32 where the processor
-has AVX-512 BF16, else float32.
+has AVX-512 BF16 (on AMX tiles where it has them), else float32.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def _unfit(device: torch.device, dtype: torch.dtype) -> str | None:
 def kernels(dtype: torch.dtype) -> list[str]:
     """Code paths that this processor runs for a dtype, fastest first.
 
-    Of ``avx512_bf16`` (bfloat16 only), ``avx512``, ``avx2`` and ``baseline``.
+    Of ``amx_bf16`` and ``avx512_bf16`` (bfloat16 only), ``avx512``, ``avx2`` and ``baseline``. ``amx_bf16`` has been
+    run on emulated tiles only, never on a chip; name another code path in ``NativePlan`` to go without it.
 
     Raises:
         ConfigError: the native module is not available.

@@ -1,4 +1,5 @@
-"""The Triton kernels in Triton's interpreter, a process an op: it must be chosen before Triton is imported."""
+"""The Triton kernels in Triton's interpreter, a process an op and one for the scorer on all of them: the interpreter
+must be chosen before Triton is imported."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ HERE = Path(__file__).parent
 FILES = sorted(file.name for file in HERE.glob("interpreted_*.py"))
 
 
-def test_every_op_with_triton_kernels_is_here() -> None:
+def test_every_op_with_triton_kernels_is_here_and_the_scorer() -> None:
     kernels = HERE.parents[1] / "kernels"
     ops = {file.parent.name for file in kernels.glob("*/triton_impl.py")}
-    assert {file.removeprefix("interpreted_").removesuffix(".py") for file in FILES} == ops
+    assert {file.removeprefix("interpreted_").removesuffix(".py") for file in FILES} == ops | {"scorer"}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed (pip install triton)")

@@ -192,7 +192,7 @@ def test_no_server_is_named_and_waited_for_no_longer_than_asked(
         (lambda answer: answer | {"scores": [{"index": True}]}, "index: expected one of 0..2 once, got True"),
         (lambda answer: answer | {"scores": [s | {"alias": [5, 5, 5]} for s in answer["scores"]]}, "alias: expected"),
         (lambda answer: answer | {"scores": [s | {"mean_logprobs": []} for s in answer["scores"]]}, "mean_logprobs"),
-        (lambda answer: answer | {"scores": [s | {"written_logprobs": None} for s in answer["scores"]]}, "written_logp"),
+        (lambda answer: answer | {"scores": [s | {"written_logprobs": None} for s in answer["scores"]]}, "written_log"),
         (lambda answer: {"reference": answer["reference"]}, "KeyError"),
         (lambda answer: [], "TypeError"),
     ],
