@@ -64,10 +64,10 @@ class _OwnTokens:
             )
 
     def of(self, rollout: Rollout) -> np.ndarray:
-        """``(N-1,) bool``: of the tokens after the first."""
+        """``(N-1,) bool``: of the tokens after the first; none where there are none."""
         if self.written and not self.all:
             return self._mask(rollout)
-        return np.full(len(rollout.input_ids) - 1, self.all)
+        return np.full(len(rollout.input_ids[1:]), self.all)
 
     def written_of(self, rollout: Rollout, own: np.ndarray) -> np.ndarray | None:
         """From the log-probabilities of the tokens ``of`` chose, those of the written ones."""

