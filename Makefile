@@ -101,23 +101,18 @@ bench-gpu:
 kernels-check: $(STAMPS)/dev
 	$(BIN)/python -m trace_fast.kernels.common.compile_check --jobs 2
 
-# Memory and undefined-behaviour errors in csrc, on the tests of the ops. Where all but its tiles can run, the AMX code is
-# among it, on emulated tiles.
+# Memory and undefined-behaviour errors in csrc, on the tests of the ops.
 SANITIZED := build/sanitize
-EMULATE_AMX := $(if $(findstring avx512_bf16,$(file < /proc/cpuinfo)),ON,OFF)
 sanitize: $(STAMPS)/dev
 	cmake -S . -B $(SANITIZED) -DTRACE_FAST_SANITIZE=ON -DCMAKE_BUILD_TYPE=Release -DTRACE_FAST_CUDA=OFF \
-	    -DTRACE_FAST_EMULATE_AMX=$(EMULATE_AMX) \
 	    -DPython_EXECUTABLE="$(abspath $(BIN))/python" -DTRACE_FAST_OUTPUT_DIR="$(CURDIR)/$(SANITIZED)/out" \
 	    -Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)"
 	cmake --build $(SANITIZED) --parallel
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 \
 	    $(BIN)/python -m pytest -p no:benchmark -p native_build --native-build $(SANITIZED)/out \
-	    tests/kernels/test_prefix_attention.py tests/kernels/test_prefix_attention_amx.py \
-	    tests/kernels/test_turn_credit_refusals.py \
+	    tests/kernels/test_prefix_attention.py tests/kernels/test_turn_credit_refusals.py \
 	    $(wildcard tests/kernels/test_*native*.py) \
-	    -k "not operator and not compile and not opcheck and not without_amx and not its_instructions" \
-	    $(SANITIZE_ARGS)
+	    -k "not operator and not compile and not opcheck" $(SANITIZE_ARGS)
 
 # The report is tested in a real browser. Without one those tests are skipped and say so.
 browser:
