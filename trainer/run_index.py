@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trace_fast.cli_terminal import say
-from trace_fast.errors import ConfigError, InputError
+from trace_fast.errors import ConfigError, InputError, OutputError
 from trace_fast.trainer.config import SearchConfig
 from trace_fast.trainer.parallel import TrainMesh
 from trace_fast.trainer.search import SearchIndex, build_bm25, build_vectors, corpus_hash, open_index, read_corpus
@@ -45,12 +45,16 @@ def build_index(config: SearchConfig) -> None:
 
     Raises:
         InputError, ConfigError: neither an index nor a corpus to build it from; it names the key.
+        OutputError: the folder cannot be made.
     """
     if _is_built(config):
         return
     corpus, encoder = _corpus(config), _encoder(config)
     documents, source = read_corpus(corpus), corpus_hash(corpus)
-    Path(config.index).mkdir(parents=True, exist_ok=True)
+    try:
+        Path(config.index).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"search.index: {config.index!r}: cannot be made: {error}") from error
     if encoder is None:
         build_bm25(documents, config.index, report=say, corpus=source)
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trace_fast.errors import ConfigError, InputError
+from trace_fast.errors import ConfigError, InputError, OutputError
 from trace_fast.trainer.config import EncoderConfig, SearchConfig
 from trace_fast.trainer.run_index import build_index, check_search, open_config_index
 from trace_fast.trainer.search import build_bm25, corpus_hash, read_corpus
@@ -65,6 +65,13 @@ def test_an_index_of_unknown_origin_goes_without_a_corpus_only(tmp_path: Path) -
     message = "index does not say which corpus it was built from; remove the index, so that it is built again, or leave"
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_search(SearchConfig(index=str(tmp_path / "index"), corpus=corpus))
+
+
+@pytest.mark.parametrize("index", ["a\0b", "corpus.jsonl/index"])
+def test_a_folder_that_cannot_be_made_is_named(index: str, tmp_path: Path) -> None:
+    corpus = write(tmp_path / "corpus.jsonl", ROWS)
+    with pytest.raises(OutputError, match=r"search.index: .*: cannot be made: "):
+        build_index(SearchConfig(index=f"{tmp_path}/{index}", corpus=corpus))
 
 
 def test_the_hash_is_of_bytes_in_the_order_of_names(tmp_path: Path) -> None:
