@@ -84,7 +84,8 @@ class _OwnTokens:
 class Scorer:
     """A frozen reference model that scores rollouts exactly, in one packed pass.
 
-    Use ``from_pretrained`` or ``from_module``. Results do not depend on how rollouts are packed, bit for bit.
+    Use ``from_pretrained`` or ``from_module``. On a CPU results do not depend on how rollouts are packed, bit for bit.
+    On a GPU the same pack gives the same bits, and in another one the last may differ.
     """
 
     def __init__(
